@@ -1,0 +1,1 @@
+"""Values that every other part speaks in: frozen, without I/O."""
