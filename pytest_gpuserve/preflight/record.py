@@ -1,0 +1,205 @@
+"""The record of a preflight: what SGLang's own arguments said about every cell of one arch.
+
+Top level (plain JSON types):
+
+| key | content |
+|---|---|
+| `schema`, `kind` | 1, `"preflight"` |
+| `arch`, `status` | `sm120`; `ok`, or `unavailable`: SGLang could not be asked and no cell says `accepted` |
+| `reason` | "preflight unavailable: …", empty when `ok` |
+| `started`, `seconds` | UTC time; wall seconds: {total, import, cell_median, cell_max}, and `processes` |
+| `versions` | of the environment under test, as given to `preflight()` |
+| `python` | the version of its interpreter |
+| `pretended` | {gpu: {name, capability, memory_gib, count, cuda, …} or null, functions: [torch.cuda.…], commands: |
+|             | [nvidia-smi], modules: {import name: version}, touched: [what SGLang read of those modules]} |
+| `options` | SGLang's option table: {`--flag`: {dest, choices, default, nargs, type, deprecated}}; aliases are entries |
+| `cells` | a list, in the order asked |
+
+A cell:
+
+| key | content |
+|---|---|
+| `id`, `arch`, `model`, `axes` | who it is; comparisons pair by arch + model + axes |
+| `flags`, `env`, `argv` | what was asked; `argv` is what SGLang's parser was given |
+| `outcome` | `accepted`: by SGLang's arguments, which is never "supported"; `rewritten`: accepted, but a value that |
+|           | was asked for is another one after resolution; `rejected`; `unavailable`: SGLang could not be asked |
+| `rejection` | null or {text, exception, exit, where}: the message, the exception's type, the exit code a server would |
+|             | have had, and `file:function` inside sglang |
+| `reason` | of `unavailable` |
+| `rewritten` | {field: {asked, resolved}} |
+| `settings` | {name: value}: what `SETTINGS` below are resolved to, asked or not; equal names in all versions |
+| `resolved` | every resolved argument but the `VOLATILE` |
+| `env_set` | {name: value or null}: variables that SGLang set (null: removed) while it parsed and resolved |
+| `warnings`, `notes` | what it logged, at WARNING and above, and at INFO |
+| `gate` | {attention backend: `passes` / `rejected: TEXT` / `absent` / `not asked: WHY`}: the check that SGLang's |
+|        | attention registry makes before it builds a backend. Later checks, in kernels, are not seen here |
+| `seconds` | wall time of this cell |
+
+In every text, `<model>` stands for the model's folder and `~` for the home folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.model.failure import Failure, Kind
+from pytest_gpuserve.model.phase import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["SCHEMA", "SETTINGS", "VOLATILE", "VOLATILE_ENV", "check_schema", "failure_of", "settings_of", "summary"]
+
+SCHEMA = 1
+
+# Resolved arguments that depend on more than SGLang, the flags and the arch: on the machine, the clock or chance.
+VOLATILE = frozenset(
+    {
+        "admin_api_key",
+        "api_key",
+        "device_index",
+        "dist_init_addr",
+        "download_dir",
+        "hicache_host_memory_fraction",
+        "host",
+        "launch_command",
+        "mem_fraction_static",
+        "model_path",
+        "nccl_port",
+        "numa_node",
+        "port",
+        "random_seed",
+        "served_model_name",
+        "tokenizer_path",
+    }
+)
+# Variables that SGLang sets to a folder or a thread count of this machine.
+VOLATILE_ENV = frozenset({"DG_JIT_CACHE_DIR", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND", "TRITON_CACHE_DIR"})
+
+# Name in `settings` → the names SGLang has had for it, newest first.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "attention_backend": ("attention_backend",),
+    "prefill_attention_backend": ("prefill_attention_backend", "attention_backend"),
+    "decode_attention_backend": ("decode_attention_backend", "attention_backend"),
+    "dsa_prefill_backend": ("dsa_prefill_backend", "nsa_prefill_backend"),
+    "dsa_decode_backend": ("dsa_decode_backend", "nsa_decode_backend"),
+    "moe_runner_backend": ("moe_runner_backend",),
+    "moe_a2a_backend": ("moe_a2a_backend",),
+    "fp8_gemm_backend": ("fp8_gemm_runner_backend",),
+    "fp4_gemm_backend": ("fp4_gemm_runner_backend",),
+    "sampling_backend": ("sampling_backend",),
+    "quantization": ("quantization",),
+    "kv_cache_dtype": ("kv_cache_dtype",),
+    "page_size": ("page_size",),
+    "chunked_prefill_size": ("chunked_prefill_size",),
+    "disable_radix_cache": ("disable_radix_cache",),
+    "disable_overlap_schedule": ("disable_overlap_schedule",),
+    "disable_custom_all_reduce": ("disable_custom_all_reduce",),
+    "flashinfer_allreduce_fusion": ("flashinfer_allreduce_fusion_backend", "enable_flashinfer_allreduce_fusion"),
+    "speculative_algorithm": ("speculative_algorithm",),
+    "speculative_draft_attention_backend": ("speculative_draft_attention_backend",),
+    "tp_size": ("tp_size",),
+    "dp_size": ("dp_size",),
+    "ep_size": ("ep_size",),
+}
+
+
+def settings_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The `SETTINGS` of a resolved configuration under version-independent names; what a version lacks is left out.
+
+    Prefill and decode attention fall back to the common backend, as SGLang does. `decode_cuda_graph` and
+    `prefill_cuda_graph` are a backend's name or `disabled`, from 0.5.17's `cuda_graph_config` or the older switches.
+    """
+    settings: dict[str, Any] = {}
+    for name, known in SETTINGS.items():
+        values = [resolved[one] for one in known if one in resolved]
+        if values:
+            settings[name] = next((value for value in values if value is not None), None)
+    graphs = resolved.get("cuda_graph_config")
+    if isinstance(graphs, dict):
+        for stage in ("decode", "prefill"):
+            settings[f"{stage}_cuda_graph"] = (graphs.get(stage) or {}).get("backend")
+    elif "disable_cuda_graph" in resolved:
+        off = resolved["disable_cuda_graph"]
+        settings["decode_cuda_graph"] = "disabled" if off else "full"
+        if "disable_piecewise_cuda_graph" in resolved:
+            piecewise = not (off or resolved["disable_piecewise_cuda_graph"])
+            settings["prefill_cuda_graph"] = "piecewise" if piecewise else "disabled"
+    return settings
+
+
+def failure_of(cell: Mapping[str, Any]) -> Failure | None:
+    """What a test of this cell fails with; None if SGLang's arguments, and its registry's gate, let it pass.
+
+    A rejection is reported in the phase `import`: a server's main process parses its arguments while it imports, and
+    has loaded nothing. The gate's refusal comes where a server builds its attention backend, after the weights and
+    before the graphs: phase `kv-cache`. Where SGLang could not be asked it is `infra`, never the cell's fault.
+    """
+    outcome = cell["outcome"]
+    if outcome == "unavailable":
+        return Failure.of(Kind.INFRA, Phase.IMPORT, cell["reason"])
+    if outcome == "rejected":
+        rejection = cell["rejection"]
+        text = rejection["text"]
+        message = (
+            f"rejected by SGLang's arguments: {text}\n"
+            f"  {rejection['exception']} in {rejection['where']}; a server would exit {rejection['exit']}\n"
+            f"  asked for: {_asked(cell)}"
+        )
+        return Failure.of(Kind.REJECTED, Phase.IMPORT, message, line=text, text=f"{rejection['exception']}: {text}")
+    for backend, answer in cell["gate"].items():
+        if answer.startswith("rejected: "):
+            text = answer.removeprefix("rejected: ")
+            message = (
+                f"accepted by SGLang's arguments, then refused by its attention registry: {text}\n"
+                f"  backend {backend}; a server would load its weights first\n  asked for: {_asked(cell)}"
+            )
+            return Failure.of(Kind.REJECTED, Phase.KV_CACHE, message, line=text, text=text)
+    return None
+
+
+def _asked(cell: Mapping[str, Any]) -> str:
+    env = " ".join(f"{name}={value}" for name, value in cell["env"].items())
+    return " ".join(part for part in (env, " ".join(cell["argv"])) if part)
+
+
+def summary(record: Mapping[str, Any]) -> list[str]:
+    """The record for a terminal: one line a cell, the outcome first, under a heading that says what was asked."""
+    sglang = record["versions"].get("sglang", "?")
+    if record["status"] != "ok":
+        return [f"{record['arch']}, SGLang {sglang}: {record['reason']}"]
+    lines = [f"{record['arch']}, SGLang {sglang}: what its arguments say (accepted is not supported)"]
+    width = max((len(cell["id"]) for cell in record["cells"]), default=0)
+    for cell in record["cells"]:
+        lines.append(f"  {cell['outcome']:<11} {cell['id']:<{width}}  {_detail(cell)}".rstrip())
+    counts: dict[str, int] = {}
+    for cell in record["cells"]:
+        counts[cell["outcome"]] = counts.get(cell["outcome"], 0) + 1
+    lines.append(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "no cells")
+    return lines
+
+
+def _detail(cell: Mapping[str, Any]) -> str:
+    if cell["outcome"] == "unavailable":
+        return str(cell["reason"])
+    if cell["outcome"] == "rejected":
+        return str(cell["rejection"]["text"])
+    settings = cell["settings"]
+    attention = f"{settings.get('prefill_attention_backend')}/{settings.get('decode_attention_backend')}"
+    parts = [f"attention {attention}, moe {settings.get('moe_runner_backend')}, page {settings.get('page_size')}"]
+    parts.append(f"KV {settings.get('kv_cache_dtype')}")
+    parts += [f"{name}: {change['asked']} → {change['resolved']}" for name, change in cell["rewritten"].items()]
+    parts += [f"gate {name}: {answer}" for name, answer in cell["gate"].items() if answer.startswith("rejected")]
+    return "; ".join(parts)
+
+
+def check_schema(record: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError unless `record` is a preflight record of a schema this version reads."""
+    if record.get("kind") != "preflight":
+        raise UsageError(f"{where}: not a preflight record (`gpuserve preflight -o FILE` writes one)")
+    if record.get("schema", 0) > SCHEMA:
+        raise UsageError(
+            f"{where}: preflight record of schema {record['schema']}, this version reads up to {SCHEMA}; "
+            "update pytest-gpuserve, or write the record again"
+        )
