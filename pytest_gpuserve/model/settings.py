@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,11 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One field an option of the group `gpuserve`. Times in seconds, `budget` in minutes."""
+    """One field an option of the group `gpuserve`. Times in seconds, `budget` in minutes.
+
+    `server_python` is None for the interpreter that runs pytest, `lock_dir` None for the machine's own directory
+    (in the simulation: beside the simulated GPUs), `start_timeout` None for no bound beside the lack of progress.
+    """
 
     rootdir: Path
     matrix: tuple[str, ...] = ()
@@ -24,13 +29,13 @@ class Settings:
     strategy: str | None = None
     known_bad: tuple[Path, ...] = ()
     floors: str = "check"
-    control: bool = True
+    no_control: bool = False
     report: Path = field(kw_only=True)
     compare: Path | None = None
     budget: float | None = None
-    server_python: str = ""
+    server_python: str | None = None
     server_env: tuple[str, ...] = ()
-    lock_dir: Path = field(kw_only=True)
+    lock_dir: Path | None = None
     lock_timeout: float = 3600.0
     stall: float | None = None
     start_timeout: float | None = None
@@ -39,3 +44,13 @@ class Settings:
     def active(self) -> bool:
         """True if `--gpu-matrix` was given in some way: without it the plugin does nothing."""
         return bool(self.matrix)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the environment under test."""
+        return self.server_python or sys.executable
+
+    @property
+    def launches(self) -> bool:
+        """True if servers are started: neither a plan nor a preflight."""
+        return not (self.plan or self.preflight)
