@@ -1,0 +1,1 @@
+"""Files that users write (matrices, known-bad lists, scenarios) and the cells that follow from them."""
