@@ -41,7 +41,7 @@ class Cell:
     """One launch: arch + model + a level for every axis.
 
     `axes` names the level of every axis (also the baseline's); `deltas` the axes that differ from the baseline.
-    `flags` and `env` are merged: matrix defaults, the model's, the baseline's levels, then the deltas' (`matrix.merge`).
+    `flags` and `env` are merged: matrix defaults, the model's, the baseline levels', the deltas' (`matrix.merge`).
     `not_applicable` says why this cell cannot run with the versions or the model at hand (outcome: skipped).
     `notes` are shown by the plan, such as "--num-continuous-decode-steps is read by no code".
     """
