@@ -1,0 +1,46 @@
+"""What a dependency bump fixed, broke, changed and slowed: two records compared, cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpuserve.compare.judge import Checks, judge
+from pytest_gpuserve.compare.pair import pairs
+from pytest_gpuserve.compare.stack import moved, speed_refusal, warnings
+from pytest_gpuserve.compare.values import FINDINGS, Change, Comparison, Measure, Moved, Row
+from pytest_gpuserve.report.describe import matrix_names
+
+__all__ = ["FINDINGS", "Change", "Comparison", "Measure", "Moved", "Row", "compare"]
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
+    """Compares two runs (`report.store.read_run`), `a` before and `b` after. Pure; neither is changed.
+
+    Every cell of either record is in exactly one row, and what has no result on either side is NOT-RUN, never SAME.
+    """
+    paired = list(pairs(a["cells"], b["cells"]))
+    refusal = speed_refusal(a, b)
+    checks_a, checks_b = _checks(a), _checks(b)
+    rows = [judge(old, new, checks_a, checks_b, refusal) for old, new in paired]
+    order = {change: number for number, change in enumerate(Change)}
+    rows.sort(key=lambda row: order[row.change])
+    names = dict.fromkeys((matrix_names(a), matrix_names(b)))
+    return Comparison(
+        title=f"{' and '.join(names)}: {_sglang(a)} → {_sglang(b)}",
+        warnings=tuple(warnings(a, b, paired)),
+        moved=moved(a, b),
+        rows=tuple(rows),
+        simulated=bool(a["simulated"] or b["simulated"]),
+        comparable=any(old is not None and new is not None for old, new in paired),
+    )
+
+
+def _sglang(record: dict[str, Any]) -> str:
+    return f"sglang {(record.get('versions') or {}).get('sglang', '(unknown)')}"
+
+
+def _checks(record: dict[str, Any]) -> Checks:
+    found: Checks = {}
+    for check in record.get("checks") or ():
+        found.setdefault(check["cell"], {})[check["name"]] = check["outcome"]
+    return found

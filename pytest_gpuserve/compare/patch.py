@@ -1,0 +1,187 @@
+"""The patch to `known_bad.yaml` that follows from a comparison, as a unified diff that `git apply` takes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from pytest_gpuserve.compare.edit import EMPTY, KnownBadText, Uneditable
+from pytest_gpuserve.compare.entry import new_entries
+from pytest_gpuserve.compare.values import Change
+from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.report.describe import IMPORTANT, bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpuserve.compare.values import Comparison, Row
+
+__all__ = ["REVIEW_DAYS", "Edit", "Patch", "make_patch", "unified"]
+
+REVIEW_DAYS = 90
+_ID = re.compile(r"KB-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One thing the patch does, or that a person must do. `action` is `remove`, `bound`, `add` or `none`."""
+
+    action: str
+    entry: str
+    file: str
+    why: str
+
+    def __str__(self) -> str:
+        verb = {"remove": "removed from", "bound": "bounded in", "add": "added to", "none": "left alone in"}
+        return f"{self.entry} {verb[self.action]} {self.file}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`text` is the diff (empty if nothing follows); `edits` what it does and what it does not, and why."""
+
+    text: str
+    edits: tuple[Edit, ...]
+
+
+def make_patch(comparison: Comparison, after: Mapping[str, Any], files: Mapping[str, str | None], target: str) -> Patch:
+    """What follows from `comparison`, whose second record is `after`.
+
+    `files` maps the lists' paths, relative to the root of the repository with `/`, to their text (None: no such
+    file); `target` is the one that new entries go to. Pure: dates come from the record.
+    """
+    documents = {name: KnownBadText(text, name) for name, text in files.items() if text is not None}
+    edits = [*_retire(comparison, documents), *_add(comparison, after, documents, target)]
+    diffs = [unified(name, files.get(name), document.text) for name, document in documents.items()]
+    return Patch("".join(diffs), tuple(edits))
+
+
+def unified(name: str, before: str | None, after: str) -> str:
+    """The diff of one file in git's form; `before` None means that the file is made. Empty if nothing differs."""
+    if before == after:
+        return ""
+    lines = [f"diff --git a/{name} b/{name}\n"]
+    if before is None:
+        lines.append("new file mode 100644\n")
+    # git ends a name that holds a space with a tab.
+    tab = "\t" if " " in name else ""
+    head = (f"a/{name}{tab}" if before is not None else "/dev/null", f"b/{name}{tab}")
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text or "") for text in (before, after))
+    lines += (
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(old, new, *head)
+    )
+    return "".join(lines)
+
+
+def _retire(comparison: Comparison, documents: Mapping[str, KnownBadText]) -> Iterable[Edit]:
+    passing: dict[str, list[Row]] = {}
+    failing: dict[str, str] = {}
+    for row in comparison.rows:
+        entry_a, entry_b = _entry(row.a), _entry(row.b)
+        if row.b is not None and row.b["outcome"] == Outcome.XPASSED:
+            passing.setdefault(entry_b, []).append(row)
+        elif entry_b and row.b is not None and row.b["outcome"] in (Outcome.XFAILED, Outcome.CHANGED):
+            failing.setdefault(entry_b, f"it still fails in {row.id}")
+        elif entry_a and row.change is Change.NOT_RUN:
+            failing.setdefault(entry_a, f"{row.id} failed before and was not run now")
+    for entry, rows in passing.items():
+        document = next((one for one in documents.values() if entry in one.ids), None)
+        file = document.name if document else str((rows[0].b or {})["known_bad"].get("file") or "known_bad.yaml")
+        cells = rows[0].id + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+        if entry in failing:
+            yield Edit("none", entry, file, f"it passes in {cells}, but {failing[entry]}: narrow its 'when'")
+        elif document is None:
+            yield Edit("none", entry, file, f"it passes in {cells}; give the list that holds it with --known-bad")
+        else:
+            yield _retire_one(entry, rows, cells, document, comparison)
+
+
+def _retire_one(entry: str, rows: Sequence[Row], cells: str, document: KnownBadText, comparison: Comparison) -> Edit:
+    try:
+        if any(row.change is Change.FIXED for row in rows):
+            versions = document.versions(entry)
+            for name in _moved_names(comparison, versions):
+                before, after = next((one.before, one.after) for one in comparison.moved if one.what == name)
+                spec = bounded(versions.get(name, ""), after, before)
+                if spec is not None:
+                    document.bound(entry, name, spec)
+                    others = [one.what for one in comparison.moved if one.what in IMPORTANT and one.what != name]
+                    also = f" ({', '.join(others)} moved too)" if others else ""
+                    return Edit("bound", entry, document.name, f"{cells} passes now: {name} {spec}{also}")
+            why = f"{cells} passes now, and no version says since when"
+        else:
+            why = f"{cells} passes, and did not fail in the first record either"
+        document.remove(entry)
+    except Uneditable as error:
+        return Edit("none", entry, document.name, str(error))
+    return Edit("remove", entry, document.name, why)
+
+
+def _moved_names(comparison: Comparison, versions: Mapping[str, str]) -> list[str]:
+    """The distributions that may bound an entry: those it names, else SGLang, else the only one that moved."""
+    moved = [one.what for one in comparison.moved if one.before and one.after and _is_version(one.after)]
+    named = [name for name in versions if name in moved]
+    important = [name for name in IMPORTANT if name in moved]
+    if named:
+        return named
+    return ["sglang"] if "sglang" in important else important if len(important) == 1 else []
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _add(
+    comparison: Comparison, after: Mapping[str, Any], documents: dict[str, KnownBadText], target: str
+) -> Iterable[Edit]:
+    broken = [
+        row
+        for row in comparison.rows
+        if row.change in (Change.BROKE, Change.CHANGED)
+        and row.b is not None
+        and row.b["outcome"] in (Outcome.FAILED, Outcome.CHANGED)
+    ]
+    if not broken:
+        return
+    used = [number for document in documents.values() for number in map(_number, document.ids)]
+    used += [_number(_entry(cell)) for row in comparison.rows for cell in (row.a, row.b)]
+    number = max(used, default=0)
+    added = _day(after)
+    dates = {"added": str(added), "review-by": str(added + timedelta(days=REVIEW_DAYS))}
+    for fields, rows in new_entries(broken, after, comparison.moved):
+        number += 1
+        entry = f"KB-{number:04d}"
+        try:
+            document = documents.setdefault(target, KnownBadText(EMPTY, target))
+            document.add({"id": entry} | fields | dates)
+        except Uneditable as error:
+            yield Edit("none", entry, target, str(error))
+            continue
+        yield Edit("add", entry, target, f"{', '.join(row.id for row in rows[:3])}: {rows[0].after}; fill in its issue")
+
+
+def _entry(cell: Mapping[str, Any] | None) -> str:
+    return str((cell.get("known_bad") or {}).get("id", "")) if cell else ""
+
+
+def _number(entry: str) -> int:
+    found = _ID.fullmatch(entry)
+    return int(found.group(1)) if found else 0
+
+
+def _day(record: Mapping[str, Any]) -> date:
+    stamp = str(record.get("finished") or record.get("started") or "")
+    try:
+        return date.fromisoformat(stamp[:10])
+    except ValueError:
+        return date(1970, 1, 1)

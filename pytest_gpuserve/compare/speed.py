@@ -1,0 +1,92 @@
+"""Are two measurements of one thing different? Only beyond their own noise."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve.compare.values import Measure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["compare_speeds", "decides"]
+
+# Relative differences. Two starts of one server differed by 12 % on an idle H200 (DESIGN section 4).
+LEAST = 0.05
+ONE_START = 0.15
+MADS = 4.0
+ENOUGH = 3
+# The tail of a handful of requests is one request: shown, but it decides nothing.
+_TAIL = re.compile(r"(?:p\d\d+|max|std)_")
+
+
+def compare_speeds(a: Mapping[str, Any], b: Mapping[str, Any], refusal: str = "") -> tuple[Measure, ...]:
+    """Every metric that both cells measured. With `refusal`, the reason, none of them is judged.
+
+    A difference counts beyond the larger of 5 % and four times the larger median absolute deviation; beyond 15 % at
+    least where a side has one server start, or too few samples to know its spread.
+    """
+    before = {(item["load"], item["metric"]): item for item in a.get("measurements") or ()}
+    starts = min(int(a.get("server_starts") or 1), int(b.get("server_starts") or 1))
+    found = []
+    for item in b.get("measurements") or ():
+        old = before.get((item["load"], item["metric"]))
+        if old is not None and old.get("median") is not None and item.get("median") is not None:
+            found.append(_measure(old, item, starts, refusal))
+    return tuple(found)
+
+
+def decides(measure: Measure) -> bool:
+    """True if this metric may make a cell SLOWER or FASTER."""
+    return _TAIL.match(measure.metric) is None
+
+
+def _measure(old: Mapping[str, Any], new: Mapping[str, Any], starts: int, refusal: str) -> Measure:
+    before, after = float(old["median"]), float(new["median"])
+    change = (after - before) / before if before > 0 else 0.0
+    threshold, note = _threshold(_samples(old), _samples(new), starts)
+    reason = refusal or _not_comparable(old, new)
+    if reason:
+        verdict, note = "not-comparable", reason
+    elif abs(change) <= threshold:
+        verdict = "same"
+    else:
+        verdict = "faster" if (change > 0) == (new.get("direction") != "lower") else "slower"
+    return Measure(
+        load=new["load"],
+        metric=new["metric"],
+        unit=new.get("unit") or "",
+        before=before,
+        after=after,
+        change=change,
+        threshold=threshold,
+        verdict=verdict,
+        note=note,
+    )
+
+
+def _threshold(before: Sequence[float], after: Sequence[float], starts: int) -> tuple[float, str]:
+    if min(len(before), len(after)) < ENOUGH:
+        return ONE_START, f"too few samples ({len(before)} and {len(after)}) to know the noise"
+    noise = MADS * max(_relative_mad(before), _relative_mad(after))
+    return max(noise, ONE_START if starts <= 1 else LEAST), ""
+
+
+def _relative_mad(samples: Sequence[float]) -> float:
+    centre = median(samples)
+    return median(abs(sample - centre) for sample in samples) / abs(centre) if centre else 0.0
+
+
+def _samples(item: Mapping[str, Any]) -> list[float]:
+    return [float(sample) for sample in item.get("samples") or () if sample is not None]
+
+
+def _not_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if old.get("unit") != new.get("unit"):
+        return f"measured in other units ({old.get('unit')})"
+    for side, item in (("before", old), ("after", new)):
+        if item.get("verdict") == "invalid":
+            return f"invalid {side}: {item.get('note') or 'the measurement was disturbed'}"
+    return "" if float(old["median"]) > 0 else "nothing was measured before"

@@ -1,0 +1,113 @@
+"""What moved between two records' environments, and what makes comparing them doubtful."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve.compare.values import Moved
+from pytest_gpuserve.report.describe import IMPORTANT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["moved", "speed_refusal", "warnings"]
+
+Record = dict[str, Any]
+
+
+def moved(a: Record, b: Record) -> tuple[Moved, ...]:
+    """Every version, driver, GPU, host and matrix that differs; the stack under test first, then by name."""
+    before, after = _facts(a), _facts(b)
+    rank = {name: number for number, name in enumerate(IMPORTANT)}
+    names = sorted(before.keys() | after.keys(), key=lambda name: (rank.get(name, len(rank)), name))
+    return tuple(
+        Moved(what=name, before=before.get(name, ""), after=after.get(name, ""))
+        for name in names
+        if before.get(name, "") != after.get(name, "")
+    )
+
+
+def warnings(a: Record, b: Record, pairs: list[tuple[Record | None, Record | None]]) -> list[str]:
+    """What a reader must know before any class is believed, worst first."""
+    told = []
+    if a["simulated"] != b["simulated"]:
+        which = "first" if a["simulated"] else "second"
+        told.append(f"the {which} record is SIMULATED and the other is real: nothing here is about hardware")
+    elif a["simulated"]:
+        told.append("SIMULATED: both records are of simulated GPUs and servers")
+    both = [(old, new) for old, new in pairs if old is not None and new is not None]
+    if not both:
+        told.append(f"no cell is in both records: {_about(a)}, and {_about(b)}")
+    elif _archs(a) != _archs(b):
+        told.append(f"the records are of different architectures: {_about(a)}, and {_about(b)}")
+    for side, record in (("first", a), ("second", b)):
+        if not record["complete"]:
+            told.append(f"the {side} run did not end by itself: what it did not reach is NOT-RUN or GONE")
+    if _same_run(a, b):
+        told.append("both records are of the same run")
+    elif a.get("started") and b.get("started") and str(b["started"]) < str(a["started"]):
+        told.append(f"the second run ({b['started']}) is older than the first ({a['started']}): are they swapped?")
+    refusal = speed_refusal(a, b)
+    if refusal:
+        told.append(f"speeds are not compared: {refusal}")
+    return told + _other_launches(both)
+
+
+def speed_refusal(a: Record, b: Record) -> str:
+    """Why speeds of these two records say nothing about each other; empty if they do."""
+    if a["simulated"] != b["simulated"]:
+        return "one of the records is simulated"
+    before, after = (sorted({str(gpu.get("name")) for gpu in record.get("gpus") or ()}) for record in (a, b))
+    if before and after and before != after:
+        return f"other GPUs ({', '.join(before)}; {', '.join(after)})"
+    return ""
+
+
+def _facts(record: Record) -> dict[str, str]:
+    facts = {str(name): str(version) for name, version in (record.get("versions") or {}).items()}
+    facts |= {str(name): str(version) for name, version in (record.get("driver") or {}).items()}
+    names = Counter(str(gpu.get("name")) for gpu in record.get("gpus") or ())
+    facts["gpus"] = ", ".join(f"{count} × {name}" for name, count in sorted(names.items()))
+    facts["host"] = str(record.get("host") or "")
+    facts["matrices"] = ", ".join(
+        str(item.get("name") or item.get("path")) if isinstance(item, dict) else str(item)
+        for item in record.get("matrices") or ()
+    )
+    return facts
+
+
+def _archs(record: Record) -> set[str]:
+    return {str(cell["arch"]) for cell in record["cells"]}
+
+
+def _about(record: Record) -> str:
+    models = sorted({str(cell["model"]) for cell in record["cells"]})
+    shown = ", ".join(models[:4]) + (", …" if len(models) > 4 else "")
+    return f"{', '.join(sorted(_archs(record))) or 'no cell'} with {shown or 'no model'}"
+
+
+def _same_run(a: Record, b: Record) -> bool:
+    return bool(a.get("started")) and all(a.get(name) == b.get(name) for name in ("started", "host", "command"))
+
+
+def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
+    """Cells that pair by name but were launched with other flags: the matrix was edited under the same names."""
+    other = [
+        (new["id"], text)
+        for old, new in both
+        if (text := _differences(old.get("flags") or {}, new.get("flags") or {}, "--"))
+        or (text := _differences(old.get("env") or {}, new.get("env") or {}, ""))
+    ]
+    if not other:
+        return []
+    cell, text = other[0]
+    number = f"{len(other)} cells were" if len(other) > 1 else "1 cell was"
+    return [f"{number} launched with other flags than before under the same name, as {cell}: {text}"]
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> str:
+    if before == after:
+        return ""
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return ", ".join(f"{prefix}{name} {before.get(name, '(unset)')} → {after.get(name, '(unset)')}" for name in names)

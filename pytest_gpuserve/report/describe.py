@@ -1,0 +1,218 @@
+"""The words all reports share: what a cell's row says, in which order, and which known-bad entries should go."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pytest_gpuserve.model.outcome import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "COLUMNS",
+    "IMPORTANT",
+    "MARKUP",
+    "Retirement",
+    "blame",
+    "bounded",
+    "by_severity",
+    "counts",
+    "matrix_names",
+    "one_line",
+    "retirements",
+    "row_of",
+    "seconds",
+    "speed",
+    "versions_of",
+    "why",
+]
+
+Cell = dict[str, Any]
+
+# The stack under test, in the order a reader looks for what moved.
+IMPORTANT = ("sglang", "sglang-kernel", "flashinfer", "torch", "triton", "transformers", "nccl", "cuda", "driver")
+COLUMNS = ("cell", "outcome", "failure", "tok/s", "seconds", "why")
+MARKUP = {
+    Outcome.INFRA: {"red": True, "bold": True},
+    Outcome.FAILED: {"red": True, "bold": True},
+    Outcome.CHANGED: {"red": True, "bold": True},
+    Outcome.BLOCKED: {"red": True},
+    Outcome.XFAILED: {"yellow": True},
+    Outcome.XPASSED: {"yellow": True, "bold": True},
+    Outcome.PASSED: {"green": True},
+    Outcome.SKIPPED: {"yellow": True},
+    Outcome.NOT_RUN: {"purple": True},
+}
+# Red first; then what asks for an edit, then what was expected.
+_ORDER = (
+    Outcome.FAILED,
+    Outcome.CHANGED,
+    Outcome.INFRA,
+    Outcome.BLOCKED,
+    Outcome.XPASSED,
+    Outcome.NOT_RUN,
+    Outcome.XFAILED,
+    Outcome.SKIPPED,
+    Outcome.PASSED,
+)
+_RANK = {str(outcome): rank for rank, outcome in enumerate(_ORDER)}
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The first line that says something, without control characters (logs hold escape codes), at most `limit` long."""
+    for line in text.splitlines():
+        clean = _CONTROL.sub("", line.replace("\t", " ")).strip()
+        if clean:
+            return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+    return ""
+
+
+def by_severity(cells: Iterable[Cell]) -> list[Cell]:
+    """Failures first, passes last, each group in the run's order."""
+    return sorted(cells, key=lambda cell: _RANK[cell["outcome"]])
+
+
+def blame(cell: Cell) -> str:
+    """`hang in graph-capture`, or nothing for a cell that did not fail."""
+    failure = cell.get("failure")
+    return f"{failure['kind']} in {failure['phase']}" if failure else ""
+
+
+def why(cell: Cell) -> str:
+    """One line: the known-bad entry that explains the outcome, then the failure's message or the reason."""
+    known = cell.get("known_bad") or {}
+    failure = cell.get("failure") or {}
+    entry = known.get("id", "")
+    text = one_line(str(cell.get("reason") or failure.get("message") or known.get("reason") or ""))
+    if not entry or entry in text:
+        return text
+    return f"{entry}: {text}" if text else entry
+
+
+def speed(cell: Cell) -> float | None:
+    """Output tokens a second, of a single stream where that was measured."""
+    found = [item for item in cell.get("measurements") or () if item.get("metric") == "output_throughput"]
+    found.sort(key=lambda item: item.get("load") != "single-stream")
+    return next((float(item["median"]) for item in found if item.get("median") is not None), None)
+
+
+def seconds(cell: Cell) -> float | None:
+    """How long the cell took in all: `timings.total`, None if it was never started."""
+    total = (cell.get("timings") or {}).get("total")
+    return float(total) if isinstance(total, (int, float)) else None
+
+
+def row_of(cell: Cell) -> tuple[str, ...]:
+    """The cell's texts under `COLUMNS`; empty where nothing is known."""
+    rate, took = speed(cell), seconds(cell)
+    return (
+        one_line(cell["id"]),
+        cell["outcome"],
+        blame(cell),
+        "" if rate is None else f"{rate:.1f}",
+        "" if took is None else f"{took:.1f}",
+        why(cell),
+    )
+
+
+def counts(run: Mapping[str, Any]) -> str:
+    """`2 failed, 1 xpassed, 12 passed`, red first."""
+    counted = Counter(cell["outcome"] for cell in run["cells"])
+    return ", ".join(f"{counted[outcome]} {outcome}" for outcome in _RANK if counted[outcome]) or "no cells"
+
+
+def matrix_names(run: Mapping[str, Any]) -> str:
+    """The matrices' names, else the archs of the cells: what a report is about."""
+    names = [str(item.get("name", "")) if isinstance(item, dict) else str(item) for item in run.get("matrices") or ()]
+    return ", ".join(filter(None, names)) or ", ".join(sorted({cell["arch"] for cell in run["cells"]})) or "nothing"
+
+
+def versions_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """The important versions that are known, driver included, in reading order."""
+    versions = {**(run.get("driver") or {}), **(run.get("versions") or {})}
+    return {name: str(versions[name]) for name in IMPORTANT if versions.get(name)}
+
+
+def bounded(spec: str, version: str, old: str | None = None) -> str | None:
+    """`spec` (PEP 440) cut so that `version`, where the bug is gone, lies outside; None if that cannot be.
+
+    With `old`, a version where the bug is known to be there, the result still holds for it; if `old` is the newer of
+    the two, the bound is a lower one.
+    """
+    try:
+        new = Version(version)
+        sign = ">" if old is not None and Version(old) > new else "<"
+        parts = [part.strip() for part in spec.split(",") if part.strip()]
+        result = ",".join([*parts, f"{sign}{new.public}"])
+        wanted = SpecifierSet(result)
+        if old is not None and not wanted.contains(Version(old), prereleases=True):
+            return None
+    except (InvalidVersion, InvalidSpecifier):
+        return None
+    lower = any(part.startswith((">", "=", "~")) for part in parts)
+    # `==NEW` or `>=NEW` cut at NEW leaves nothing: then the entry goes as a whole.
+    if old is None and lower and any(_bound(part) >= new for part in parts if part.startswith((">", "=", "~"))):
+        return None
+    return result
+
+
+def _bound(part: str) -> Version:
+    return Version(part.lstrip("<>=~!").strip().removesuffix(".*"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retirement:
+    """A known-bad entry whose cells all pass now. `edit` is the one line that retires it."""
+
+    id: str
+    file: str
+    line: int
+    cells: tuple[str, ...]
+    strict: bool
+    confirmed: bool
+    edit: str
+
+
+def retirements(run: Mapping[str, Any]) -> list[Retirement]:
+    """The entries to retire: at least one cell of theirs xpassed and none still fails. In the files' order."""
+    passing: dict[str, list[Cell]] = {}
+    failing: set[str] = set()
+    for cell in run["cells"]:
+        known = cell.get("known_bad")
+        if known and cell["outcome"] == Outcome.XPASSED:
+            passing.setdefault(known["id"], []).append(cell)
+        elif known and cell.get("failure"):
+            failing.add(known["id"])
+    found = [_retirement(cells, run) for entry, cells in passing.items() if entry not in failing]
+    return sorted(found, key=lambda entry: (entry.file, entry.line, entry.id))
+
+
+def _retirement(cells: list[Cell], run: Mapping[str, Any]) -> Retirement:
+    known = cells[0]["known_bad"]
+    return Retirement(
+        id=known["id"],
+        file=str(known.get("file") or ""),
+        line=int(known.get("line") or 1),
+        cells=tuple(cell["id"] for cell in cells),
+        strict=bool(known.get("strict")),
+        confirmed=bool(known.get("confirmed", True)),
+        edit=_edit(known, versions_of(run)),
+    )
+
+
+def _edit(known: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    ranges = dict(known.get("versions") or {})
+    name = next((name for name in ranges if versions.get(name)), "sglang")
+    spec = bounded(str(ranges.get(name, "")), versions[name]) if name in versions else None
+    if spec is None:
+        return "delete the entry"
+    text = ", ".join(f'{key}: "{value}"' for key, value in (ranges | {name: spec}).items())
+    return f"versions: {{{text}}}"
