@@ -12,7 +12,8 @@ Top level (plain JSON types):
 | `python` | the version of its interpreter |
 | `pretended` | {gpu: {name, capability, memory_gib, count, cuda, …} or null, functions: [torch.cuda.…], commands: |
 |             | [nvidia-smi], modules: {import name: version}, touched: [what SGLang read of those modules]} |
-| `options` | SGLang's option table: {`--flag`: {dest, choices, default, nargs, type, deprecated}}; aliases are entries |
+| `options` | SGLang's option table: {`--flag`: {dest, choices, default, nargs, type, deprecated}}; an alias is an |
+|           | entry too |
 | `cells` | a list, in the order asked |
 
 A cell:
@@ -22,12 +23,14 @@ A cell:
 | `id`, `arch`, `model`, `axes` | who it is; comparisons pair by arch + model + axes |
 | `flags`, `env`, `argv` | what was asked; `argv` is what SGLang's parser was given |
 | `outcome` | `accepted`: by SGLang's arguments, which is never "supported"; `rewritten`: accepted, but a value that |
-|           | was asked for is another one after resolution; `rejected`; `unavailable`: SGLang could not be asked |
-| `rejection` | null or {text, exception, exit, where}: the message, the exception's type, the exit code a server would |
-|             | have had, and `file:function` inside sglang |
-| `reason` | of `unavailable` |
+|           | was asked for is another one after resolution; `rejected`; `unavailable`: SGLang could not be asked; |
+|           | `skipped`: it does not apply to these versions or this machine, and was not asked |
+| `rejection` | null or {text, exception, exit, where}: the message, the exception's type, the exit code that a server |
+|             | would have had, and `file:function` inside sglang |
+| `reason` | of `unavailable` and `skipped` |
 | `rewritten` | {field: {asked, resolved}} |
-| `settings` | {name: value}: what `SETTINGS` below are resolved to, asked or not; equal names in all versions |
+| `settings` | {name: value}: the backends, sizes and switches that matter, asked or not, under the same names for all |
+|            | versions and in run records (`engine.resolved_of`) |
 | `resolved` | every resolved argument but the `VOLATILE` |
 | `env_set` | {name: value or null}: variables that SGLang set (null: removed) while it parsed and resolved |
 | `warnings`, `notes` | what it logged, at WARNING and above, and at INFO |
@@ -42,6 +45,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve.engine import resolved_of
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
@@ -49,7 +53,7 @@ from pytest_gpuserve.model.phase import Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEMA", "SETTINGS", "VOLATILE", "VOLATILE_ENV", "check_schema", "failure_of", "settings_of", "summary"]
+__all__ = ["SCHEMA", "VOLATILE", "VOLATILE_ENV", "check_schema", "failure_of", "settings_of", "summary"]
 
 SCHEMA = 1
 
@@ -77,55 +81,19 @@ VOLATILE = frozenset(
 # Variables that SGLang sets to a folder or a thread count of this machine.
 VOLATILE_ENV = frozenset({"DG_JIT_CACHE_DIR", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND", "TRITON_CACHE_DIR"})
 
-# Name in `settings` → the names SGLang has had for it, newest first.
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "attention_backend": ("attention_backend",),
-    "prefill_attention_backend": ("prefill_attention_backend", "attention_backend"),
-    "decode_attention_backend": ("decode_attention_backend", "attention_backend"),
-    "dsa_prefill_backend": ("dsa_prefill_backend", "nsa_prefill_backend"),
-    "dsa_decode_backend": ("dsa_decode_backend", "nsa_decode_backend"),
-    "moe_runner_backend": ("moe_runner_backend",),
-    "moe_a2a_backend": ("moe_a2a_backend",),
-    "fp8_gemm_backend": ("fp8_gemm_runner_backend",),
-    "fp4_gemm_backend": ("fp4_gemm_runner_backend",),
-    "sampling_backend": ("sampling_backend",),
-    "quantization": ("quantization",),
-    "kv_cache_dtype": ("kv_cache_dtype",),
-    "page_size": ("page_size",),
-    "chunked_prefill_size": ("chunked_prefill_size",),
-    "disable_radix_cache": ("disable_radix_cache",),
-    "disable_overlap_schedule": ("disable_overlap_schedule",),
-    "disable_custom_all_reduce": ("disable_custom_all_reduce",),
-    "flashinfer_allreduce_fusion": ("flashinfer_allreduce_fusion_backend", "enable_flashinfer_allreduce_fusion"),
-    "speculative_algorithm": ("speculative_algorithm",),
-    "speculative_draft_attention_backend": ("speculative_draft_attention_backend",),
-    "tp_size": ("tp_size",),
-    "dp_size": ("dp_size",),
-    "ep_size": ("ep_size",),
-}
-
 
 def settings_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The `SETTINGS` of a resolved configuration under version-independent names; what a version lacks is left out.
+    """A resolved configuration under the names that run records use too (`engine.resolved_of`), `VOLATILE` left out.
 
-    Prefill and decode attention fall back to the common backend, as SGLang does. `decode_cuda_graph` and
-    `prefill_cuda_graph` are a backend's name or `disabled`, from 0.5.17's `cuda_graph_config` or the older switches.
+    Where no own backend is named for prefill or decode, it is the common one, as in SGLang.
     """
-    settings: dict[str, Any] = {}
-    for name, known in SETTINGS.items():
-        values = [resolved[one] for one in known if one in resolved]
-        if values:
-            settings[name] = next((value for value in values if value is not None), None)
-    graphs = resolved.get("cuda_graph_config")
-    if isinstance(graphs, dict):
-        for stage in ("decode", "prefill"):
-            settings[f"{stage}_cuda_graph"] = (graphs.get(stage) or {}).get("backend")
-    elif "disable_cuda_graph" in resolved:
-        off = resolved["disable_cuda_graph"]
-        settings["decode_cuda_graph"] = "disabled" if off else "full"
-        if "disable_piecewise_cuda_graph" in resolved:
-            piecewise = not (off or resolved["disable_piecewise_cuda_graph"])
-            settings["prefill_cuda_graph"] = "piecewise" if piecewise else "disabled"
+    settings: dict[str, Any] = {
+        name: value for name, value in resolved_of(resolved).items() if name not in VOLATILE and name != "version"
+    }
+    for stage in ("prefill", "decode"):
+        name = f"{stage}_attention_backend"
+        if name in settings:
+            settings[name] = settings[name] or settings.get("attention_backend")
     return settings
 
 
@@ -171,8 +139,7 @@ def summary(record: Mapping[str, Any]) -> list[str]:
         return [f"{record['arch']}, SGLang {sglang}: {record['reason']}"]
     lines = [f"{record['arch']}, SGLang {sglang}: what its arguments say (accepted is not supported)"]
     width = max((len(cell["id"]) for cell in record["cells"]), default=0)
-    for cell in record["cells"]:
-        lines.append(f"  {cell['outcome']:<11} {cell['id']:<{width}}  {_detail(cell)}".rstrip())
+    lines += [f"  {cell['outcome']:<11} {cell['id']:<{width}}  {_detail(cell)}".rstrip() for cell in record["cells"]]
     counts: dict[str, int] = {}
     for cell in record["cells"]:
         counts[cell["outcome"]] = counts.get(cell["outcome"], 0) + 1
@@ -181,7 +148,7 @@ def summary(record: Mapping[str, Any]) -> list[str]:
 
 
 def _detail(cell: Mapping[str, Any]) -> str:
-    if cell["outcome"] == "unavailable":
+    if cell["outcome"] in ("unavailable", "skipped"):
         return str(cell["reason"])
     if cell["outcome"] == "rejected":
         return str(cell["rejection"]["text"])
