@@ -47,16 +47,27 @@ class ServerLoad:
     """Counters of `/metrics`, summed over ranks; None where the server does not say.
 
     `tokens` counts prompt and generated tokens together: a long prefill moves it too. Health checks do not move it.
+    `posts` are the open HTTP POST requests.
     """
 
     tokens: int | None = None
     running: int | None = None
     queued: int | None = None
+    posts: int | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests the server says it has, 0 also where it does not say.
+
+        The gauges lag (refreshed every 40 decode steps), and a streamed answer leaves the open requests as soon as it
+        begins: 0 does not prove that there are none.
+        """
+        return max((self.running or 0) + (self.queued or 0), self.posts or 0)
 
 
 _SAMPLE = re.compile(
-    r"^sglang:(generation_tokens_total|prompt_tokens_total|num_running_reqs|num_queue_reqs)"
-    r"(?:\{[^\n]*\})? ([0-9.eE+-]+|NaN)\s*$",
+    r"^sglang:(generation_tokens_total|prompt_tokens_total|num_running_reqs|num_queue_reqs|"
+    r'http_requests_active(?=\{[^\n]*method="POST"))(?:\{[^\n]*\})? ([0-9.eE+-]+|NaN)\s*$',
     re.MULTILINE,
 )
 
@@ -69,11 +80,12 @@ def load_of(metrics: str) -> ServerLoad:
         if not math.isnan(number):  # a gauge that was never set
             sums[name] = sums.get(name, 0.0) + number
     tokens = [sums[name] for name in ("generation_tokens_total", "prompt_tokens_total") if name in sums]
-    running, queued = sums.get("num_running_reqs"), sums.get("num_queue_reqs")
+    whole = {name: round(value) for name, value in sums.items()}
     return ServerLoad(
         tokens=round(sum(tokens)) if tokens else None,
-        running=None if running is None else round(running),
-        queued=None if queued is None else round(queued),
+        running=whole.get("num_running_reqs"),
+        queued=whole.get("num_queue_reqs"),
+        posts=whole.get("http_requests_active"),
     )
 
 
