@@ -194,7 +194,7 @@ class _Expander:
             self.cells.append(cell)
 
     def check_ids(self) -> None:
-        """Ids must tell cells apart; names with - and . in them can make two read the same."""
+        """Ids must tell cells apart; names with - and . can make two read the same."""
         first: dict[str, Cell] = {}
         for cell in self.cells:
             other = first.setdefault(cell.id, cell)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_floors", "read_levels_named", "read_limits", "read_loads"]
 
-_LOAD_KEYS = ("concurrency", "input", "output", "requests", "rate", "prefix")
+_LOAD_KEYS = ("concurrency", "input", "output", "rate", "windows", "prefix")
 
 
 def read_loads(reader: Reader, node: Node | None) -> dict[str, Load]:
@@ -34,7 +34,7 @@ def read_loads(reader: Reader, node: Node | None) -> dict[str, Load]:
             continue
         named = read_name(reader, node, name, "a load")
         fields = reader.fields(value, _LOAD_KEYS, required=("concurrency", "input", "output"))
-        counts = {key: reader.whole(fields.get(key), least=1) for key in ("concurrency", "input", "output", "requests")}
+        counts = {key: reader.whole(fields.get(key), least=1) for key in ("concurrency", "input", "output", "windows")}
         prefix = reader.whole(fields.get("prefix")) or 0
         rate = reader.number(fields.get("rate"))
         concurrency, input_, output = counts["concurrency"], counts["input"], counts["output"]
@@ -47,8 +47,8 @@ def read_loads(reader: Reader, node: Node | None) -> dict[str, Load]:
             concurrency=concurrency,
             input=input_,
             output=output,
-            requests=counts["requests"],
             rate=rate,
+            windows=counts["windows"],
             prefix=prefix,
             where=value.where,
         )

@@ -82,16 +82,16 @@ class Level:
 class Load:
     """A load profile: `concurrency` requests at once, each of `input` and `output` tokens.
 
-    `requests` is how many in all and `rate` how many arrive a second (None: the measurement's own choice);
-    `prefix` is how many of the input tokens all requests share.
+    `rate` is how many arrive a second (None: the next one when one ends), `windows` how many samples are taken (None:
+    the measurement's own choice), `prefix` how many of the input tokens all requests share.
     """
 
     name: str
     concurrency: int
     input: int
     output: int
-    requests: int | None = None
     rate: float | None = None
+    windows: int | None = None
     prefix: int = 0
     where: Where | None = None
 
