@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_gpuserve.matrix.types import Level, Matrix
-    from pytest_gpuserve.model.cell import ModelSpec
+    from pytest_gpuserve.model.cell import FlagValue, ModelSpec
 
 __all__ = ["MAX_CELLS", "Expansion", "LeftOut", "cell_id", "expand", "expand_all", "levels_for"]
 
@@ -82,6 +82,11 @@ def cell_id(arch: str, model: str, deltas: Iterable[Level]) -> str:
     return f"{arch}-{model}-{'+'.join(str(level) for level in deltas) or 'baseline'}"
 
 
+def _given(flags: Mapping[str, FlagValue]) -> dict[str, FlagValue]:
+    """As the command line has them: False leaves a flag out."""
+    return {name: value for name, value in flags.items() if value is not False}
+
+
 def _depends(level: Level) -> bool:
     """True if the level's `when` looks at other axes, flags or variables, so that only a whole cell decides."""
     return any(not name.startswith("model.") and name not in ("arch", "gpus", "model") for name in level.when.names)
@@ -112,7 +117,8 @@ class _Expander:
     def add_model(self, model: ModelSpec, strategy: str) -> None:
         possible = levels_for(self.matrix, model, self.arch)
         base, _ = levels_of(self.matrix, {})
-        baseline = launch_of(self.matrix, model, base, ())
+        flags, env = launch_of(self.matrix, model, base, ())
+        baseline = (_given(flags), env)
         facts = static_facts(model, self.arch)
         unfit = [level for level in base if not _depends(level) and not level.when.matches(facts)]
         if unfit:  # that it fits on another of the matrix' archs was checked on loading
@@ -188,7 +194,7 @@ class _Expander:
         exclude = next((exclude for exclude in self.matrix.exclude if exclude.when.matches(facts)), None)
         if exclude is not None:
             self.left_out.append(LeftOut(cell.id, exclude.reason, exclude.where))
-        elif (flags, env) == baseline and any(level.flags or level.env for level in deltas):
+        elif (_given(flags), env) == baseline and any(level.flags or level.env for level in deltas):
             self.left_out.append(LeftOut(cell.id, "the same launch as this model's baseline", cell.where))
         else:
             self.cells.append(cell)
