@@ -1,0 +1,99 @@
+"""Files a server may leave: its private TMPDIR, and shared memory and semaphores in `/dev/shm`.
+
+A file in `/dev/shm` is ours only if it came after the server was started, belongs to this user, and either was open
+or mapped in a process of ours or has one of our pids in its name; and no living process of others uses it. Whatever
+else came meanwhile is at most listed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpuserve.serve import procs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["SharedMemory", "folder_owner", "mark_folder", "remove_folder"]
+
+_SHM = "/dev/shm"  # noqa: S108 (where Linux keeps POSIX shared memory)
+_MARK = ".gpuserve"
+_NUMBERS = re.compile(r"\d+")
+
+
+def mark_folder(path: str) -> None:
+    """Writes into the private TMPDIR whose it is."""
+    Path(path, _MARK).write_text(procs.identity(os.getpid()), encoding="ascii")
+
+
+def folder_owner(path: Path) -> str | None:
+    """The `identity` of the supervisor that made the folder, None if it is not one of ours."""
+    try:
+        who = (path / _MARK).read_text(encoding="ascii")
+        return who if who.count(":") >= 2 and path.stat().st_uid == os.getuid() else None
+    except (OSError, ValueError):
+        return None
+
+
+def remove_folder(path: str) -> bool:
+    """Removes a private TMPDIR; True if nothing of it is left."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+class SharedMemory:
+    """What lies in `/dev/shm` since this object was made, and what of it is ours."""
+
+    def __init__(self, folder: str = _SHM) -> None:
+        self._folder = folder
+        self._before = self._listing()
+        self._used: set[str] = set()
+
+    def _listing(self) -> dict[str, int]:
+        """Name → inode."""
+        try:
+            with os.scandir(self._folder) as entries:
+                return {entry.name: entry.inode() for entry in entries if not entry.is_dir(follow_symlinks=False)}
+        except OSError:
+            return {}
+
+    def _new(self) -> list[str]:
+        return [name for name, inode in self._listing().items() if self._before.get(name) != inode]
+
+    def observe(self, pids: Iterable[int]) -> None:
+        """Notes which new files these processes use. Cheap while there is no new file that is not yet known."""
+        if set(self._new()) <= self._used:
+            return
+        for pid in pids:
+            self._used |= {path.removeprefix(f"{self._folder}/") for path in procs.opened(pid, f"{self._folder}/")}
+
+    def clean(self, pids: Collection[int]) -> tuple[list[str], list[str]]:
+        """After the server's end: the paths that were removed, and new ones nobody uses that were not ours.
+
+        `pids` are all that ever belonged to the server.
+        """
+        new = self._new()
+        if not new:
+            return [], []
+        in_use: set[str] = set()
+        for pid in procs.all_pids():
+            in_use |= {path.removeprefix(f"{self._folder}/") for path in procs.opened(pid, f"{self._folder}/")}
+        removed, left = [], []
+        for name in sorted(set(new) - in_use):
+            path = Path(self._folder, name)
+            named = any(int(number) in pids for number in _NUMBERS.findall(name) if len(number) < 10)
+            try:
+                if path.lstat().st_uid != os.getuid():
+                    continue
+                if name in self._used or named:
+                    path.unlink()
+                    removed.append(str(path))
+                else:
+                    left.append(str(path))
+            except OSError:
+                continue
+        return removed, left
