@@ -48,6 +48,7 @@ class GpuProcess:
 class Reading:
     """One reading of one GPU, None for what could not be read. Memory in bytes, power in watts, clocks in MHz, percent.
 
+    `memory_used` leaves out the driver's reserved part, and what processes hold that only draw (display servers).
     `processes` None means: this driver or container lists no processes (then memory alone is the evidence).
     `throttle` holds the names of NVML's clocks-event reasons that are active.
     """
@@ -70,7 +71,10 @@ class Probe(Protocol):
     simulated: bool
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs this process may use, in index order. MachineError with a clear text when there is no driver."""
+        """Every GPU of the machine, in index order; `gpu.visible.bound` applies an outer CUDA_VISIBLE_DEVICES.
+
+        MachineError with a clear text when there is no driver.
+        """
         ...
 
     def read(self, uuid: str) -> Reading:

@@ -1,0 +1,131 @@
+"""The directory of the locks: one for the machine, usable by every user, never on a network file system.
+
+In a sticky directory (`/tmp` itself) the second user is refused his own lock, so the locks have a directory of their
+own with mode 0777 (or a group's, 2770). Locks on NFS hang for ever or fail with ESTALE (zc.lockfile#26).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path, PurePath
+
+from pytest_gpuserve.errors import MachineError, UsageError
+
+__all__ = ["default_lock_dir", "filesystem_of", "is_network", "prepare", "stem"]
+
+_NEXT = (
+    "Choose another with --gpu-lock-dir (GPUSERVE_LOCK_DIR); "
+    "every user and container of this machine must name the same one."
+)
+_NETWORK = re.compile(
+    r"nfs\d*|cifs|smb\d*|smbfs|ncpfs|afs|ceph|lustre|gpfs|beegfs\w*|9p|glusterfs|orangefs|pvfs2|panfs|wekafs|ocfs2"
+    r"|gfs2?|coda|fuse\.(sshfs|ceph\S*|gluster\w*|s3fs|gcsfuse|rclone|smb\w*|mfs|juicefs|goofys|mount-s3|blobfuse2?|davfs\w*|nfs\w*)"
+)
+
+
+def default_lock_dir() -> Path:
+    """The same for every user: /run/lock/gpuserve where all may write to /run/lock, else /var/tmp/gpuserve-locks.
+
+    An administrator's own /run/lock/gpuserve is always preferred.
+    """
+    run_lock = Path("/run/lock")
+    ours = run_lock / "gpuserve"
+    try:
+        if ours.is_dir() or run_lock.stat().st_mode & stat.S_IWOTH:
+            return ours
+    except OSError:
+        pass
+    return Path("/var/tmp/gpuserve-locks")  # noqa: S108 - machine-wide on purpose; `prepare` refuses what is unsafe
+
+
+def stem(uuid: str) -> str:
+    """The file name a GPU's files begin with. Old MIG UUIDs hold slashes (`MIG-GPU-…/1/0`)."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", uuid).lstrip(".") or "_"
+
+
+def prepare(path: Path) -> Path:
+    """Make the lock directory if it is missing, and check it; returns it as an absolute path.
+
+    UsageError if it can never hold locks (a symlink, not a directory, sticky, on a network file system); MachineError
+    if it cannot be made or written to now.
+    """
+    path = path.absolute()
+    _refuse_network(path)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        _make(path)
+        found = path.lstat()
+    except OSError as error:
+        raise MachineError(f"the lock directory {path} cannot be read: {error.strerror}. {_NEXT}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise UsageError(f"the lock directory {path} is a symlink, which could lead the locks anywhere. {_NEXT}")
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"the lock directory {path} is not a directory. {_NEXT}")
+    if found.st_mode & stat.S_ISVTX:
+        raise UsageError(
+            f"the lock directory {path} is sticky (mode {stat.S_IMODE(found.st_mode):o}): in it a second user cannot "
+            f"take a lock that the first one made. Use a directory of its own, such as {path / 'gpuserve'}. {_NEXT}"
+        )
+    _refuse_network(path.resolve())
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise MachineError(
+            f"the lock directory {path} (owner uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}) is not "
+            f"writable for uid {os.geteuid()}, or its file system is read-only. "
+            f"Its owner can open it: chmod 0777 {path}. {_NEXT}"
+        )
+    return path
+
+
+def _make(path: Path) -> None:
+    """Make it 0777 in one step, whatever the umask: another user may look between a mkdir and its chmod."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise MachineError(
+            f"the lock directory {path} is missing and cannot be made: {error.strerror}. {_NEXT}"
+        ) from error
+    try:
+        draft.chmod(0o777)
+        draft.rename(path)
+    except OSError:
+        # Somebody else made it meanwhile (renaming onto a directory with files in it fails): theirs is as good.
+        draft.rmdir()
+
+
+def _refuse_network(path: Path) -> None:
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return
+    kind = filesystem_of(path, mountinfo)
+    if is_network(kind):
+        raise UsageError(
+            f"the lock directory {path} is on a network file system ({kind}), where locks hang or hold nothing. {_NEXT}"
+        )
+
+
+def is_network(kind: str) -> bool:
+    """True for the type of a network or cluster file system, as mountinfo spells it."""
+    return _NETWORK.fullmatch(kind) is not None
+
+
+def filesystem_of(path: PurePath, mountinfo: str) -> str:
+    """The type of the file system an absolute `path` is on, by the longest mount point that leads to it. Pure.
+
+    Of two mounts on one point the later one counts. Empty if nothing fits.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        if path.is_relative_to(mount) and len(mount) >= best:
+            best, kind = len(mount), after.split(" ")[0]
+    return kind
