@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -62,6 +63,8 @@ class _Properties(types.SimpleNamespace):
 class FakeGpu:
     """`install()` answers torch.cuda and nvidia-smi as `count` GPUs of `arch` would; `functions` says what it set."""
 
+    installed = False
+
     def __init__(self, arch: str, *, cuda: str, driver: str, count: int) -> None:
         self.arch, self.cuda, self.driver, self.count = arch, cuda, driver, count
         self.capability, self.name, self.memory_gib, self.sms, self.block_smem, self.sm_smem = ARCHS[arch]
@@ -83,6 +86,7 @@ class FakeGpu:
         """Before SGLang is imported: it reads capabilities into module globals."""
         import torch
 
+        FakeGpu.installed = True
         major, minor = self.capability
         total = self.memory_gib << 30
         properties = _Properties(
@@ -156,16 +160,17 @@ class FakeGpu:
         return run
 
 
-def kernels_required(distribution: str = "sglang") -> dict[str, str]:
-    """{module: version} of the kernel packages that the installed SGLang requires: installed, else as it pins them."""
+def kernels_required(arch: str, distribution: str = "sglang") -> dict[str, str]:
+    """{module: version} of the kernel packages that the installed SGLang requires: installed, else as it pins them.
+
+    On a CPU the only one is sgl_kernel, in a build of its own, and a real one is used where it is here.
+    """
     found: dict[str, str] = {}
-    for requirement in importlib.metadata.requires(distribution) or []:
-        requirement, _, marker = requirement.partition(";")
+    for text in importlib.metadata.requires(distribution) or []:
+        requirement, _, marker = text.partition(";")
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
-        if name is None or "extra" in marker:
-            continue
-        canonical = re.sub(r"[-_.]+", "-", name.group()).lower()
-        if canonical not in KERNELS:
+        canonical = re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""
+        if canonical not in KERNELS or "extra" in marker:
             continue
         pinned = re.search(r"[=>]=\s*([0-9][\w.+!]*)", requirement)
         try:
@@ -174,6 +179,9 @@ def kernels_required(distribution: str = "sglang") -> dict[str, str]:
             version = pinned.group(1) if pinned else "0"
         for module in KERNELS[canonical]:
             found.setdefault(module, version)
+    if arch == "cpu":
+        here = importlib.util.find_spec("sgl_kernel") is not None
+        return {} if here else {"sgl_kernel": found.get("sgl_kernel", "0")}
     return found
 
 
@@ -241,11 +249,9 @@ def define_torchvision_ops() -> str | None:
     """
     import torch
 
-    try:
-        built = importlib.metadata.version("torchvision")
-    except importlib.metadata.PackageNotFoundError:
+    if importlib.util.find_spec("torchvision") is None or "+cpu" not in torch.__version__:
         return None
-    if "+cpu" not in torch.__version__ or "+cpu" in built:
+    if "+cpu" in importlib.metadata.version("torchvision") or hasattr(torch.ops.torchvision, "nms"):
         return None
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):

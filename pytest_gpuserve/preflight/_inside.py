@@ -124,8 +124,8 @@ def _refusal(error: BaseException, usage: str) -> dict[str, Any]:
         text = usage.strip().splitlines()[-1] if usage.strip() else f"exit {error.code}"
         exit_code = error.code if isinstance(error.code, int) else 1
         return {"rejection": {"text": text, "exception": kind, "exit": exit_code, "where": where or "argparse"}}
-    ours = isinstance(error, (ImportError, OSError, _fakegpu.Unpretended)) or "/torch/" in last
-    if ours:
+    beyond_the_fake = _fakegpu.FakeGpu.installed and "/torch/" in last
+    if beyond_the_fake or isinstance(error, (ImportError, OSError, _fakegpu.Unpretended)):
         return {"unavailable": f"{kind}: {error} (at {where or last})"}
     return {"rejection": {"text": str(error) or kind, "exception": kind, "exit": 1, "where": where}}
 
@@ -223,14 +223,13 @@ def _import_sglang(request: dict[str, Any]) -> dict[str, Any]:
         functions.append(shim)
     gpu = None
     kernels = request["kernels"]
-    if request["arch"] == "cpu":
-        kernels = kernels or {}
-    else:
+    if kernels is None:
+        kernels = _fakegpu.kernels_required(request["arch"])
+    if request["arch"] != "cpu":
         fake = _fakegpu.FakeGpu(request["arch"], cuda=request["cuda"], driver=request["driver"], count=request["count"])
         fake.install()
         functions += fake.functions
         gpu = fake.describe()
-        kernels = _fakegpu.kernels_required() if kernels is None else kernels
     touched = _fakegpu.stand_in(kernels)
     import argparse
 

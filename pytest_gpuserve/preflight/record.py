@@ -98,32 +98,34 @@ def settings_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(cell: Mapping[str, Any]) -> Failure | None:
-    """What a test of this cell fails with; None if SGLang's arguments, and its registry's gate, let it pass.
+    """What a test of this cell fails with, as a launch would report it; None if SGLang's arguments let it pass.
 
-    A rejection is reported in the phase `import`: a server's main process parses its arguments while it imports, and
-    has loaded nothing. The gate's refusal comes where a server builds its attention backend, after the weights and
-    before the graphs: phase `kv-cache`. Where SGLang could not be asked it is `infra`, never the cell's fault.
+    A rejection is `rejected` in the phase `import`: a server's main process parses its arguments while it imports, and
+    has loaded nothing. The refusal of the attention registry is an exception in the scheduler after the weights and
+    before the graphs: `crash` in the phase `kv-cache`. Where SGLang could not be asked it is `infra`, never the cell's
+    fault.
     """
-    outcome = cell["outcome"]
-    if outcome == "unavailable":
+    if cell["outcome"] == "unavailable":
         return Failure.of(Kind.INFRA, Phase.IMPORT, cell["reason"])
-    if outcome == "rejected":
+    if cell["outcome"] == "rejected":
         rejection = cell["rejection"]
-        text = rejection["text"]
+        text, usage = rejection["text"], rejection["exception"] == "SystemExit"
+        line = text.partition(": error: ")[2] or text if usage else f"{rejection['exception']}: {text}"
         message = (
-            f"rejected by SGLang's arguments: {text}\n"
-            f"  {rejection['exception']} in {rejection['where']}; a server would exit {rejection['exit']}\n"
-            f"  asked for: {_asked(cell)}"
+            f"rejected by SGLang's arguments: {line}\n"
+            f"  in {rejection['where']}; a server would exit {rejection['exit']}\n  asked for: {_asked(cell)}"
         )
-        return Failure.of(Kind.REJECTED, Phase.IMPORT, message, line=text, text=f"{rejection['exception']}: {text}")
+        # The list of choices is not the same in two versions, the failure is.
+        steady = line.partition(" (choose from")[0]
+        return Failure.of(Kind.REJECTED, Phase.IMPORT, message, line=steady, text=line)
     for backend, answer in cell["gate"].items():
         if answer.startswith("rejected: "):
-            text = answer.removeprefix("rejected: ")
+            line = answer.removeprefix("rejected: ")
             message = (
-                f"accepted by SGLang's arguments, then refused by its attention registry: {text}\n"
+                f"accepted by SGLang's arguments, then refused by its attention registry: {line}\n"
                 f"  backend {backend}; a server would load its weights first\n  asked for: {_asked(cell)}"
             )
-            return Failure.of(Kind.REJECTED, Phase.KV_CACHE, message, line=text, text=text)
+            return Failure.of(Kind.CRASH, Phase.KV_CACHE, message, line=line)
     return None
 
 
@@ -151,7 +153,7 @@ def _detail(cell: Mapping[str, Any]) -> str:
     if cell["outcome"] in ("unavailable", "skipped"):
         return str(cell["reason"])
     if cell["outcome"] == "rejected":
-        return str(cell["rejection"]["text"])
+        return str(cell["rejection"]["text"]).partition(" (choose from")[0]
     settings = cell["settings"]
     attention = f"{settings.get('prefill_attention_backend')}/{settings.get('decode_attention_backend')}"
     parts = [f"attention {attention}, moe {settings.get('moe_runner_backend')}, page {settings.get('page_size')}"]
