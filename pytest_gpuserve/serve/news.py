@@ -11,6 +11,7 @@ __all__ = ["Echo", "LogNews"]
 _KINDS = 50_000
 _RESTARTS = 50
 _LINE = 2_000
+_PREFIX = 48
 
 # Digits and hexadecimal letters go, so that a line whose only change is a number, an address or a request id is the
 # same line: `waiting 1 s`, `waiting 2 s` is no progress. What remains of English is still distinct enough.
@@ -77,15 +78,14 @@ class LogNews:
     @staticmethod
     def _kind(line: str) -> str:
         kind = line.translate(_STRIP)
-        if "TP" in line or "DP" in line or "PP" in line:
-            kind += "".join(_RANK.findall(line))
-        return kind
+        prefix = line[:_PREFIX]
+        return kind + "".join(_RANK.findall(prefix)) if "P" in prefix else kind
 
     def _echo(self, kind: str, line: str) -> None:
         self._echoes[kind] = (line, self._echoes.get(kind, ("", 0))[1] + 1)
 
     def _moved(self, kind: str, line: str) -> bool:
-        if "/" not in line and "it [" not in line:
+        if not _may_count(line):
             return False
         moved = False
         for done, whole, endless in _POSITION.findall(line):
@@ -99,3 +99,13 @@ class LogNews:
                 self._positions[key] = (position, restarts)
                 moved = True
         return moved
+
+
+def _may_count(line: str) -> bool:
+    """Whether a digit stands on both sides of a slash, or a bar without an end: spares the pattern on most lines."""
+    at = line.find("/")
+    while at > 0:
+        if line[at - 1].isdigit() and line[at + 1 : at + 2].isdigit():
+            return True
+        at = line.find("/", at + 1)
+    return "it [" in line

@@ -205,13 +205,17 @@ def test_resolved_has_one_set_of_names() -> None:
 
 FALLBACK_LINES = [
     (
-        "Setup Custom allreduce failed with invalid literal for int() with base 10: 'GPU-5f'. To silence this warning, "
-        "specify --disable-custom-all-reduce explicitly.",
+        (
+            "Setup Custom allreduce failed with invalid literal for int() with base 10: 'GPU-5f'. To silence this warning, "
+            "specify --disable-custom-all-reduce explicitly."
+        ),
         "custom-all-reduce",
     ),
     (
-        "CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this "
-        "warning, specify disable_custom_all_reduce=True explicitly.",
+        (
+            "CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this "
+            "warning, specify disable_custom_all_reduce=True explicitly."
+        ),
         "custom-all-reduce",
     ),
     ("CustomAllReduceV2 is disabled because your platform lacks GPU P2P capability or P2P test", "custom-all-reduce"),

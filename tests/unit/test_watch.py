@@ -208,7 +208,7 @@ def test_gpu_utilisation_is_no_progress_but_is_remembered() -> None:
 def test_processes_that_come_and_go_are_news_once() -> None:
     bench = Bench(Phase.DIST_INIT)
     main = proc(1)
-    for n in range(15):
+    for _ in range(15):
         bench.look(main)
     assert bench.look(main, proc(2, "helper")).quiet == 0.0
     quiet = [bench.look(main, *([proc(3 + n, "helper")] if n % 2 else [])).quiet for n in range(30)]

@@ -1,0 +1,255 @@
+"""How a server ended → the `Failure`: kind, phase, signature and a message that begins with the conclusion. Pure.
+
+What an exit status says: argparse's 2 is a refused argument. -9 and 137 say nothing, SGLang kills its own tree with
+SIGKILL after any error, and its last line then blames the operating system's out-of-memory killer: host memory is
+blamed only where the kernel or a container's counter says so.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpuserve.engine import patterns
+from pytest_gpuserve.model.failure import Failure, Kind
+from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.serve.causes import Cause, find_causes, first_cause, plain, unstamped
+from pytest_gpuserve.serve.faults import fault_of_gpu, fault_of_machine, killed_for_memory, memory_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpuserve.serve.watch import Stall
+
+__all__ = ["Ending", "classify"]
+
+_TEXT_LINES = 60
+_TEXT_BYTES = 12_000
+_LONG = 600
+_ARGUMENTS_DUMP = 4_000  # characters of one line: longer ones are the dump of all arguments
+
+# Whose code refuses: these files of SGLang look at the arguments, before anything of the model is loaded.
+_REFUSERS = re.compile(r"sglang/(?:srt/(?:server_args|arg_groups/|configs/model_config|environ)|launch_server|cli/)")
+_REFUSALS = frozenset({"ValueError", "AssertionError", "NotImplementedError", "TypeError", "ArgumentTypeError"})
+_NCCL = re.compile(r"NCCL error|ncclSystemError|ncclUnhandled|ncclInvalid|ncclInternal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Everything that is known. `lines` is the log's end (up to 1 MB), `exit` main's `Popen.returncode` or None while
+    it lives, `stall` the watch's verdict, `conclusion` the evidence's sentence and `evidence` its files.
+
+    `kernel` are kernel messages since the start, `oom_kills` how many processes of our cgroup the kernel has killed for
+    memory since then; `first_dead` describes the process that was seen to die first, such as
+    `sglang::scheduler (pid 4242), signal 9`. `model_path` is what was launched.
+    """
+
+    phase: Phase
+    lines: Sequence[str]
+    exit: int | None
+    stall: Stall | None = None
+    conclusion: str = ""
+    evidence: tuple[str, ...] = ()
+    kernel: Sequence[str] = ()
+    oom_kills: int = 0
+    first_dead: str | None = None
+    model_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An ending with what its log says. `said` is the cause with everything around it, for the tables of texts."""
+
+    ending: Ending
+    causes: Sequence[Cause]
+    cause: Cause | None
+    said: str
+
+    @property
+    def where(self) -> str:
+        phase = self.ending.phase
+        return {Phase.IMPORT: "while importing", Phase.SPAWN: "at once"}.get(phase, f"in phase {phase}")
+
+    @property
+    def line(self) -> str:
+        """The cause for a message, empty if unknown."""
+        return _cut(self.cause.line) if self.cause else ""
+
+    @property
+    def real(self) -> bool:
+        """There is a cause and it is no echo of somebody else's death."""
+        return self.cause is not None and not self.cause.echo
+
+    def failure(self, kind: Kind, message: str, *, line: str = "", retryable: bool = False) -> Failure:
+        """`line` makes the signature; without it the cause's line does."""
+        ending = self.ending
+        if ending.conclusion and ending.conclusion not in message:
+            message = f"{message.rstrip('.')}. {ending.conclusion}"
+        return Failure.of(
+            kind,
+            ending.phase,
+            message,
+            line=line or (_steady(self.cause.line) if self.cause else ""),
+            text=self._text(),
+            evidence=ending.evidence,
+            retryable=retryable,
+        )
+
+    def _text(self) -> str:
+        """What a known-bad entry is matched against: the cause, then the log's end."""
+        tail = [text for line in self.ending.lines[-_TEXT_LINES:] if (text := plain(line)[:2000])]
+        block = "\n".join(self.cause.block or (self.cause.line,)) if self.cause else ""
+        return f"{block[:_TEXT_BYTES]}\n{chr(10).join(tail)[-_TEXT_BYTES:]}".strip()
+
+
+def classify(ending: Ending) -> Failure:
+    """What went wrong. A port that is taken makes the failure `retryable`."""
+    causes = find_causes(ending.lines)
+    cause = first_cause(causes, alive_at=_last_progress(ending.lines))
+    said = "\n".join((cause.line, *cause.block) if cause else map(plain, ending.lines[-20:]))
+    case = _Case(ending, causes, cause, said)
+    for rule in (_port, _stalled, _arguments, _infra, _memory, _watchdog):
+        failure = rule(case)
+        if failure:
+            return failure
+    return _crash(case)
+
+
+def _last_progress(lines: Sequence[str]) -> int:
+    told = patterns("").phase_of
+    return max((at for at, line in enumerate(lines) if len(line) < _ARGUMENTS_DUMP and told(line)), default=-1)
+
+
+def _steady(line: str) -> str:
+    """Without the list of choices, whose order changes from start to start."""
+    return line.partition(" (choose from")[0]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
+
+
+# ---- rules, in order ---------------------------------------------------------------------------------------------
+
+
+def _port(case: _Case) -> Failure | None:
+    if case.ending.phase.rank >= Phase.SERVING.rank:
+        return None
+    fatal = patterns("").fatal
+    for raw in reversed(case.ending.lines):
+        if len(raw) < _ARGUMENTS_DUMP and fatal(raw):
+            line = unstamped(raw)
+            message = f"a port of the server was taken by another process: {_cut(line)}"
+            return case.failure(Kind.INFRA, message, line=line, retryable=True)
+    return None
+
+
+def _stalled(case: _Case) -> Failure | None:
+    stall = case.ending.stall
+    if stall is None or case.ending.exit is not None:
+        return None
+    if case.real and case.cause and case.cause.kind in ("fatal", "native"):
+        return None  # one process has crashed and the others wait for it for ever: that is a crash
+    what = {
+        "stall": f"the server hangs {case.where}",
+        "total": f"phase {stall.phase} took longer than its limit of {stall.limit:.0f} s",
+        "start-timeout": f"the server was not ready within {stall.limit:.0f} s",
+    }[stall.why]
+    told = case.ending.conclusion or f"no progress for {stall.quiet:.0f} s"
+    # The signature must not depend on what happened to be measured.
+    return case.failure(Kind.HANG, f"{what}: {told}", line=what)
+
+
+def _arguments(case: _Case) -> Failure | None:
+    ending, cause = case.ending, case.cause
+    if ending.phase.rank > Phase.IMPORT.rank:
+        return None
+    if ending.exit == 2:
+        told = next((found for found in reversed(case.causes) if found.kind == "argparse"), None)
+        if told:
+            message = f"SGLang refuses the arguments: {_cut(told.line)}"
+            return case.failure(Kind.REJECTED, message, line=_steady(told.line))
+    refused = (
+        ending.exit not in (None, 0)
+        and cause is not None
+        and cause.kind == "traceback"
+        and cause.type in _REFUSALS
+        and any(_REFUSERS.search(file) for file in cause.files)
+        and fault_of_machine(case.said, "") is None
+    )
+    return case.failure(Kind.REJECTED, f"SGLang refuses the arguments: {case.line}") if refused else None
+
+
+def _infra(case: _Case) -> Failure | None:
+    said = fault_of_machine(case.said, case.ending.model_path)
+    if said is None:
+        sick = fault_of_gpu(case.ending.kernel)
+        if sick is None:
+            return None
+        said = f"the kernel reports a sick GPU: {sick}"
+    return case.failure(Kind.INFRA, f"{said}: {case.line}" if case.cause else said)
+
+
+def _memory(case: _Case) -> Failure | None:
+    ending = case.ending
+    if case.cause and (memory := memory_of(case.said)):
+        return case.failure(Kind.OOM, f"{memory} memory ran out {case.where}: {case.line}")
+    killed = ending.exit in (-signal.SIGKILL, 137) or (ending.first_dead or "").endswith("signal 9")
+    if case.real or not killed:
+        return None
+    pid = re.search(r"pid (\d+)", ending.first_dead or "")
+    proof = killed_for_memory(ending.kernel, pid[1] if pid else None)
+    if proof is None and ending.oom_kills:
+        proof = f"the cgroup's count of out-of-memory kills rose by {ending.oom_kills}"
+    if proof is None:
+        return None
+    message = f"host memory ran out {case.where}: the kernel killed {ending.first_dead or 'the server'} ({proof})"
+    return case.failure(Kind.OOM, message, line="host memory ran out: killed by the kernel")
+
+
+def _watchdog(case: _Case) -> Failure | None:
+    if case.cause is None or case.cause.kind != "watchdog":
+        return None
+    return case.failure(Kind.HANG, f"the server hung {case.where} and its own watchdog ended it: {case.line}")
+
+
+def _crash(case: _Case) -> Failure:
+    ending, cause = case.ending, case.cause
+    if cause and case.real:
+        who = cause.who or ("a process" if ending.exit is None else "the server")
+        alive = " and the server did not end" if ending.exit is None else ""
+        return case.failure(Kind.CRASH, f"{who} crashed {case.where}{alive}: {case.line}{_nccl_reason(case)}")
+    if ending.first_dead:
+        message = f"{ending.first_dead}: it died first, {case.where}, without a word in the log"
+        return case.failure(Kind.CRASH, message, line=re.sub(r" \(pid \d+\)", "", ending.first_dead))
+    if cause:
+        return case.failure(Kind.CRASH, f"the server crashed {case.where}: {case.line}")
+    end = _silent_end(ending.exit)
+    return case.failure(Kind.CRASH, f"{end} ({case.where})", line=end)
+
+
+def _nccl_reason(case: _Case) -> str:
+    """NCCL's own warning: the exception says no more than `invalid usage`."""
+    if case.cause is None or case.cause.kind == "nccl" or not _NCCL.search(case.said):
+        return ""
+    warning = next((found.line for found in case.causes if found.kind == "nccl"), "")
+    return f" (NCCL: {_cut(warning)})" if warning else ""
+
+
+def _silent_end(exit_status: int | None) -> str:
+    if exit_status is None:
+        return "the server stopped working without a reason in its log"
+    if exit_status == 0:
+        return "the server ended by itself with exit status 0"
+    number = -exit_status if exit_status < 0 else exit_status - 128
+    if number == signal.SIGKILL:
+        return (
+            "the server was killed (SIGKILL) without a reason in its log; that is no proof of an out-of-memory, "
+            "SGLang also kills its own tree"
+        )
+    try:
+        return f"the server died of {signal.Signals(number).name} without a reason in its log"
+    except ValueError:
+        return f"the server ended with exit status {exit_status} without a reason in its log"
