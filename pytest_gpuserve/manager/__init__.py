@@ -1,0 +1,283 @@
+"""At most one live server a worker: started before its cell's first check, ended after the last one.
+
+The only part that joins GPUs, servers, models and records. It knows nothing of pytest, and raises nothing for what a
+machine or a server does: that comes back as a `Gate` or a `Failure`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve import verdict
+from pytest_gpuserve.manager.control import Control, extended, infra, named
+from pytest_gpuserve.manager.live import Live
+from pytest_gpuserve.manager.run import Run
+from pytest_gpuserve.manager.state import CellState, Gate, known_bad_json, record_of
+from pytest_gpuserve.model.failure import Failure, Kind
+from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.report.store import write_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from pytest_gpuserve.manager.handle import ServerHandle
+    from pytest_gpuserve.manager.need import Need
+    from pytest_gpuserve.manager.plan import Plan
+    from pytest_gpuserve.model.cell import Cell
+    from pytest_gpuserve.model.gpu import Gpu
+    from pytest_gpuserve.model.record import CellRecord
+
+__all__ = ["Gate", "Manager"]
+
+# How long the supervisor may take to find out why a check failed: it looks twice a second, and hears exits at once.
+_DEATH_SECONDS = 3.0
+
+
+class Manager:
+    """`begin` before each check, `inspect` after it, `end` when the next check wants something else, `finish` a cell.
+
+    `selected` are the ids of the cells that run in this session: a baseline that is deselected blocks nothing.
+    `show(cell, event)` gets every event of the supervisor, for a live line.
+    """
+
+    def __init__(
+        self, plan: Plan, selected: Collection[str], show: Callable[[str, dict[str, Any]], None] | None = None
+    ) -> None:
+        self.plan = plan
+        self._selected = selected
+        self._run = Run(plan)
+        self._control = Control(plan, self._run)
+        self._live = Live(plan, show or (lambda _cell, _event: None))
+        self._state: CellState | None = None
+        self._done: dict[str, CellRecord] = {}
+
+    # -- before a check ------------------------------------------------------------------------------------------------
+
+    def begin(self, cell: Cell, need: Need) -> Gate:
+        """Bring up what the check needs. May take as long as a server's start; bounded by the limits of its phases."""
+        state = self.state(cell)
+        gate = self._refusal(state, need)
+        if gate is not None:
+            return gate
+        if need.has_server:
+            return Gate() if state.handle is not None else self._start(state)
+        if need.gpus:
+            return self._lease_alone(state, need.gpus)
+        return Gate()
+
+    def state(self, cell: Cell) -> CellState:
+        """What is known of the cell in this process; opened on first use."""
+        if self._state is None or self._state.cell.id != cell.id:
+            self._state = CellState(
+                cell=cell, entries=self.plan.entries.get(cell.id, ()), record=record_of(cell, self.plan)
+            )
+            self._state.record.folder = str(self._run.cell(cell.id).relative_to(self._run.folder))
+        return self._state
+
+    def _refusal(self, state: CellState, need: Need) -> Gate | None:
+        cell = state.cell
+        if cell.not_applicable:
+            return Gate(Outcome.SKIPPED, cell.not_applicable)
+        entry = verdict.skipped_by(state.entries)
+        if entry is not None:
+            state.record.known_bad = known_bad_json(entry)
+            return Gate(Outcome.SKIPPED, f"{entry.id} {entry.issue}: {entry.reason}")
+        if need.has_server and state.failure is not None:
+            reason = f"{state.failure.kind} in {state.failure.phase}, reported by an earlier check of this cell"
+            return Gate(Outcome.BLOCKED, reason)
+        if state.handle is not None:
+            return None
+        closed = self._run.closed()
+        if closed is not None:
+            return Gate(Outcome.NOT_RUN, closed)
+        return self._blocked(cell)
+
+    def _blocked(self, cell: Cell) -> Gate | None:
+        """A delta waits, before it leases anything, for its baseline; what it waits for was sent out earlier."""
+        baseline = self.plan.baseline_of(cell)
+        if baseline is None or baseline.id not in self._selected:
+            return None
+        result = self._done.get(baseline.id)
+        if result is None:
+            seconds = self.plan.settings.lock_timeout
+            result = self._run.wait_for(baseline.id, seconds)
+            if result is None:
+                closed = self._run.closed()
+                if closed is not None:
+                    return Gate(Outcome.NOT_RUN, closed)
+                return Gate(Outcome.BLOCKED, f"no result of the baseline {baseline.id} within {seconds:.0f} s")
+            self._done[baseline.id] = result
+        if not verdict.blocks(result):
+            return None
+        what = f"{result.failure.kind} in {result.failure.phase}" if result.failure else result.reason
+        return Gate(Outcome.BLOCKED, f"the baseline {baseline.id} is {result.outcome} ({what})")
+
+    def _lease_alone(self, state: CellState, count: int) -> Gate:
+        if len(self._live.gpus) == count and not self._live.serving:
+            return Gate()
+        self._live.release()
+        failure = self._lease(state, count)
+        return Gate() if failure is None else Gate(failure=failure)
+
+    def _lease(self, state: CellState, count: int, without: frozenset[str] = frozenset()) -> Failure | None:
+        quarantined = self._run.quarantined()
+        allowed = [
+            gpu for gpu in self.plan.gpus_for(state.cell) if gpu.uuid not in quarantined and gpu.uuid not in without
+        ]
+        if len(allowed) < count:
+            reasons = "; ".join(dict.fromkeys(quarantined.values()))
+            text = f"{state.cell.id} needs {count} GPUs, {len(allowed)} are left in this run. Quarantined: {reasons}"
+            return Failure.of(Kind.INFRA, Phase.SPAWN, text)
+        return self._live.lease(state.cell, count, allowed, state.record)
+
+    def _start(self, state: CellState) -> Gate:
+        self._live.release()
+        folder = self._run.cell(state.cell.id)
+        failure = self._lease(state, state.cell.gpus)
+        if failure is None:
+            started = self._live.launch(state.cell, state.record, folder)
+            if isinstance(started, Failure) and started.kind is Kind.INFRA and started.retryable:
+                # A port was taken between the probe and the bind: once more, on another block.
+                state.record.notes.append(f"started twice: {started.message.splitlines()[0]}")
+                self._stop(state)
+                started = self._live.launch(state.cell, state.record, folder, "server-2.log")
+            if not isinstance(started, Failure):
+                state.handle = started
+                return Gate()
+            failure = self._after(state, started)
+        if state.handle is None:
+            self._live.release()
+            state.failure = failure
+        return Gate(failure=failure)
+
+    # -- after a failure -----------------------------------------------------------------------------------------------
+
+    def _after(self, state: CellState, failure: Failure) -> Failure:
+        """The server is of no use any more: end it, and find out whether the machine is to blame."""
+        state.handle = None
+        self._stop(state)
+        if state.leak is not None or not self._control.wanted(state, failure):
+            return failure
+        if not state.cell.is_baseline:
+            return self._control.judge(state, failure, self._live, self._run.cell(state.cell.id))
+        return self._elsewhere(state, failure)
+
+    def _elsewhere(self, state: CellState, failure: Failure) -> Failure:
+        """A failing baseline has no control: it is started again on other GPUs, if there are any.
+
+        If it serves there, the cell goes on with that server, and the first GPUs are `infra`.
+        """
+        first = self._live.gpus
+        used = self._live.uuids
+        others = [
+            gpu for gpu in self.plan.gpus_for(state.cell) if gpu.uuid not in used | self._run.quarantined().keys()
+        ]
+        if failure.phase.rank >= Phase.SERVING.rank:
+            return extended(failure, "The machine is unverified: a start elsewhere would not repeat what failed.")
+        if len(others) < state.cell.gpus:
+            return extended(failure, "The machine is unverified: this is the baseline, and there are no other GPUs.")
+        self._live.release()
+        problem = self._lease(state, state.cell.gpus, used)
+        if problem is not None:
+            return extended(failure, f"The machine is unverified: {problem.message}")
+        second = named(self._live.gpus)
+        folder = self._run.cell(state.cell.id)
+        started = self._live.launch(state.cell, state.record, folder, "elsewhere.log")
+        serves = not isinstance(started, Failure)
+        state.record.control = {
+            "cell": state.cell.id,
+            "outcome": str(Outcome.PASSED if serves else Outcome.FAILED),
+            "gpus": sorted(self._live.uuids),
+            "instead_of": sorted(used),
+            "failure": started.to_json() if isinstance(started, Failure) else None,
+        }
+        if isinstance(started, Failure):
+            self._stop(state)
+            return extended(failure, f"On {second} too ({started.kind} in {started.phase}): not one sick GPU.")
+        state.handle = started
+        text = f"{failure.kind} in {failure.phase} on {named(first)}, while the same baseline serves on {second}"
+        self._run.quarantine(used, text)
+        return infra(failure, f"the machine is suspect: {text}. {named(first)} is quarantined for this run.")
+
+    # -- during and after a check --------------------------------------------------------------------------------------
+
+    def server(self, cell: Cell) -> ServerHandle:
+        """The running server of the cell whose check is running."""
+        handle = self.state(cell).handle
+        assert handle is not None, "a check that needs a server runs only after begin() opened its gate"
+        return handle
+
+    def leased(self, cell: Cell) -> tuple[Gpu, ...]:
+        """The GPUs that are leased for the check that is running."""
+        assert self.state(cell).cell is cell
+        return self._live.gpus
+
+    def watch(self, *, armed: bool) -> None:
+        """A check is running against the server, or no more: its lack of progress is judged only then."""
+        self._live.watch(armed=armed)
+
+    def inspect(self, cell: Cell, *, suspicious: bool) -> Failure | None:
+        """What ended the server during the check, if something did; `suspicious` if the check itself failed."""
+        state = self.state(cell)
+        if state.handle is None:
+            return None
+        return self._live.failure(wait=_DEATH_SECONDS if suspicious else 0.0)
+
+    def lost(self, cell: Cell, failure: Failure) -> Failure:
+        """The server failed during a check: end it, check the machine. The failure as it is to be reported."""
+        state = self.state(cell)
+        state.failure = self._after(state, failure)
+        if state.handle is None:
+            self._live.release()
+        return state.failure
+
+    def stop_server(self, cell: Cell) -> tuple[dict[str, Any], Failure | None]:
+        """For the clean-shutdown check: end the server now; how that went, and a leak."""
+        state = self.state(cell)
+        state.handle = None
+        teardown, leak = self._live.stop(state.record)
+        self._live.release()
+        if leak is not None:
+            self._note_leak(leak)
+        return teardown, leak
+
+    def _stop(self, state: CellState) -> None:
+        _, leak = self._live.stop(state.record)
+        if leak is not None:
+            state.leak = state.leak or leak
+            self._note_leak(leak)
+
+    def _note_leak(self, leak: Failure) -> None:
+        if leak.kind is Kind.LEAK:
+            self._run.quarantine(self._live.uuids, leak.message.splitlines()[0])
+
+    def end(self, cell: Cell) -> Failure | None:
+        """Nothing more of this cell (or of its server) is wanted: stop and release. The leak, if there was one."""
+        state = self.state(cell)
+        state.handle = None
+        self._stop(state)
+        self._live.release()
+        leak, state.leak = state.leak, None
+        return leak
+
+    def finish(self, cell: Cell) -> CellRecord:
+        """The cell is through: its record, written for whoever waits for it."""
+        record = self.state(cell).close()
+        self._done[cell.id] = record
+        write_cell(self._run.cell(cell.id), record)
+        self._state = None
+        return record
+
+    def close(self) -> CellRecord | None:
+        """The session ends, perhaps in the middle of a cell: stop the server, and keep what is known of the cell."""
+        state = self._state
+        if state is None:
+            self._live.release()
+            return None
+        leak = self.end(state.cell)
+        if leak is not None:
+            state.record.failure = leak
+            state.record.outcome = Outcome.FAILED
+        state.record.notes.append("the session ended before the cell did")
+        return self.finish(state.cell)

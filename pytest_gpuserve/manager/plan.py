@@ -1,0 +1,81 @@
+"""What a run is: decided once, in the controller, and the same in every xdist worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pytest_gpuserve.matrix.expand import LeftOut
+    from pytest_gpuserve.matrix.scenario import Scenario
+    from pytest_gpuserve.matrix.types import Matrix
+    from pytest_gpuserve.model.cell import Cell
+    from pytest_gpuserve.model.gpu import Gpu
+    from pytest_gpuserve.model.knownbad import KnownBad
+    from pytest_gpuserve.model.settings import Settings
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Cells in launch order, and what is known of the machine and the stack under test.
+
+    `gpus` are those this run may use; `probes` says by arch how a process reads them (`Probe.spec()`). `entries` holds,
+    by cell id, the known-bad entries that match, most specific first; cells without any are left out. `folder` is the
+    run's folder, None where nothing is launched. `started` is an aware UTC time as ISO text.
+    """
+
+    settings: Settings
+    run_id: str
+    started: str
+    cells: tuple[Cell, ...]
+    matrices: Mapping[str, Matrix]
+    left_out: tuple[LeftOut, ...]
+    entries: Mapping[str, tuple[KnownBad, ...]]
+    versions: Mapping[str, str]
+    driver: Mapping[str, str]
+    gpus: tuple[Gpu, ...]
+    probes: Mapping[str, dict[str, Any]]
+    lock_dir: Path | None
+    scenario: Scenario | None = None
+    folder: Path | None = None
+    owners: tuple[int, ...] = field(default=())
+
+    @property
+    def simulated(self) -> bool:
+        """True if GPUs and servers are simulated: every report must say so."""
+        return self.settings.sim is not None
+
+    @cached_property
+    def by_id(self) -> dict[str, Cell]:
+        """The cells by their ids."""
+        return {cell.id: cell for cell in self.cells}
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The names of all axes of all matrices."""
+        return tuple(dict.fromkeys(axis for matrix in self.matrices.values() for axis in matrix.axes))
+
+    @cached_property
+    def baselines(self) -> dict[tuple[str, str, str], str]:
+        """The baseline's id by matrix, arch and model."""
+        return {(cell.matrix, cell.arch, cell.model.name): cell.id for cell in self.cells if cell.is_baseline}
+
+    def baseline_of(self, cell: Cell) -> Cell | None:
+        """The known-good cell of the same model and arch; None for a baseline, and where the matrix has none."""
+        found = self.baselines.get((cell.matrix, cell.arch, cell.model.name))
+        return None if found is None or cell.is_baseline else self.by_id[found]
+
+    def gpus_for(self, cell: Cell) -> tuple[Gpu, ...]:
+        """The GPUs a server of this cell may be given: its arch, with enough memory."""
+        least = cell.model.min_memory_gib * 2**30
+        return tuple(
+            gpu
+            for gpu in self.gpus
+            if gpu.arch == cell.arch and (gpu.memory_total is None or gpu.memory_total >= least)
+        )

@@ -1,0 +1,180 @@
+"""From settings to a plan: matrices, machine, versions, cells, known-bad entries, order. Starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpuserve import schedule
+from pytest_gpuserve.errors import FileProblems, UsageError
+from pytest_gpuserve.manager import machine as machines
+from pytest_gpuserve.manager.plan import Plan
+from pytest_gpuserve.manager.weights import missing_model
+from pytest_gpuserve.matrix.expand import expand_all
+from pytest_gpuserve.matrix.find import find_matrices, known_bad_paths
+from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
+from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
+from pytest_gpuserve.matrix.schema import load_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpuserve.errors import Problem
+    from pytest_gpuserve.matrix.expand import LeftOut
+    from pytest_gpuserve.matrix.types import Matrix
+    from pytest_gpuserve.model.cell import Cell
+    from pytest_gpuserve.model.settings import Settings
+
+__all__ = ["SIMULATED_VERSIONS", "prepare", "server_variables", "settle"]
+
+# What a simulated server claims to be where no SGLang is installed. Reports show it beside the word SIMULATED.
+SIMULATED_VERSIONS = {
+    "sglang": "0.5.23",
+    "sglang-kernel": "0.4.2",
+    "flashinfer": "0.6.17",
+    "torch": "2.13.0",
+    "triton": "3.8.0",
+    "transformers": "5.8.0",
+    "nccl": "2.29.7",
+    "cuda": "13.0",
+}
+
+
+def server_variables(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What `--gpu-server-env` sets or lets through. UsageError for a NAME that the caller does not have."""
+    found = {}
+    for item in settings.server_env:
+        name, equals, value = item.partition("=")
+        if not equals:
+            if name not in environ:
+                raise UsageError(f"--gpu-server-env {name}: not set in this environment; write {name}=VALUE")
+            value = environ[name]
+        found[name] = value
+    return found
+
+
+def prepare(settings: Settings) -> Plan:
+    """The plan of a run. UsageError says what is wrong with what was asked; FileProblems all that is in the files.
+
+    Writes nothing: `settle` gives the plan its folder.
+    """
+    machine = _machine(settings)
+    matrices = _load(find_matrices(settings.matrix, settings.rootdir, machine.archs))
+    archs = {name: machines.archs_of(matrix, machine, settings) for name, matrix in matrices.items()}
+    known_bad = load_known_bad(known_bad_paths(settings.rootdir, settings.known_bad))
+    scenario = load_scenario(settings.sim_scenario) if settings.sim_scenario else None
+    for name, matrix in matrices.items():
+        machines.require(matrix, archs[name], machine, settings)
+    versions = _versions(settings)
+    all_versions = {**machine.driver, **versions}
+    if settings.sim and scenario is None:
+        scenario = scenario_from_known_bad([entry for entry in known_bad if in_range(entry, all_versions)])
+    cells: list[Cell] = []
+    left_out: list[LeftOut] = []
+    for name, matrix in matrices.items():
+        for arch in archs[name]:
+            expansion = expand_all(matrix, arch, strategy=settings.strategy, versions=versions)
+            cells += expansion.cells
+            left_out += expansion.left_out
+    _refuse_twins(cells)
+    plan = Plan(
+        settings=settings,
+        run_id=secrets.token_hex(6),
+        started=datetime.now(UTC).isoformat(),
+        cells=tuple(cells),
+        matrices=matrices,
+        left_out=tuple(left_out),
+        entries={cell.id: found for cell in cells if (found := matching(known_bad, cell, all_versions))},
+        versions=versions,
+        driver=dict(machine.driver),
+        gpus=machine.gpus,
+        probes=dict(machine.probes),
+        lock_dir=settings.lock_dir,
+        scenario=scenario,
+        owners=(os.getpid(),),
+    )
+    fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
+    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted))
+
+
+def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) -> Plan:
+    """The plan with its run's folder; the simulated machine is made there, or in $GPUSERVE_SIM_DIR to be shared."""
+    if plan.settings.sim is None:
+        return dataclasses.replace(plan, folder=folder)
+    shared = environ.get("GPUSERVE_SIM_DIR")
+    place = Path(shared) if shared else folder / "sim"
+    machine = machines.simulate(plan.settings.sim, place)
+    return dataclasses.replace(
+        plan,
+        folder=folder,
+        gpus=machine.gpus,
+        probes=dict(machine.probes),
+        lock_dir=plan.lock_dir or place / "locks",
+    )
+
+
+def _machine(settings: Settings) -> machines.Machine:
+    if settings.sim is None:
+        return machines.look()
+    with tempfile.TemporaryDirectory(prefix="gpuserve-sim-") as folder:
+        return machines.simulate(settings.sim, Path(folder))
+
+
+def _load(paths: Sequence[Path]) -> dict[str, Matrix]:
+    problems: list[Problem] = []
+    matrices: dict[str, Matrix] = {}
+    for path in paths:
+        try:
+            matrix = load_matrix(path)
+        except FileProblems as error:
+            problems += error.problems
+            continue
+        if matrix.name in matrices:
+            raise UsageError(
+                f"two matrices are called {matrix.name}: {matrices[matrix.name].path} and {path}; rename one"
+            )
+        matrices[matrix.name] = matrix
+    if problems:
+        raise FileProblems(problems)
+    return matrices
+
+
+def _versions(settings: Settings) -> dict[str, str]:
+    from pytest_gpuserve.serve.environment import read_versions
+
+    try:
+        return read_versions(settings.python, server_variables(settings))
+    except UsageError:
+        # A simulation needs no SGLang; but an environment that was named must be one.
+        if settings.sim is None or settings.server_python is not None:
+            raise
+        return dict(SIMULATED_VERSIONS)
+
+
+def _refuse_twins(cells: Iterable[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        twin = seen.setdefault(cell.id, cell)
+        if twin is not cell:
+            raise UsageError(
+                f"the matrices {twin.matrix} and {cell.matrix} both have a cell {cell.id}: run them one by one"
+            )
+
+
+def _fitted(cell: Cell, plan: Plan) -> Cell:
+    """The cell, marked not applicable if this machine cannot hold it or its model is not here."""
+    if cell.not_applicable or not plan.settings.launches:
+        return cell
+    reason = None
+    fitting = plan.gpus_for(cell)
+    if len(fitting) < cell.gpus:
+        least = f" of at least {cell.model.min_memory_gib:g} GiB" if cell.model.min_memory_gib else ""
+        reason = f"needs {cell.gpus} {cell.arch} GPUs{least}, here are {len(fitting)}"
+    elif not plan.simulated and cell.model.optional:
+        reason = missing_model(cell.model)
+    return dataclasses.replace(cell, not_applicable=reason) if reason else cell

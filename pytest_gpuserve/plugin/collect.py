@@ -1,0 +1,145 @@
+"""Collection: the built-in checks, one test a cell, and the order that starts each cell's server once."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpuserve import schedule
+from pytest_gpuserve.markers import arguments
+from pytest_gpuserve.model.cell import facts_of
+from pytest_gpuserve.model.predicate import Predicate
+from pytest_gpuserve.plugin.work import cell_of, stage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from pytest_gpuserve.manager.plan import Plan
+    from pytest_gpuserve.model.cell import Cell
+
+__all__ = ["BUILT_IN", "Collection"]
+
+BUILT_IN = "gpuserve"
+_FACTS = ("arch", "gpus", "model")
+_PREFIXES = ("model.", "flag.", "env.")
+
+
+class _BuiltIn(pytest.Module):
+    """The suite as a module of its own, found by no rule of the project's, such as python_files or python_functions."""
+
+    def _getobj(self) -> Any:
+        return importlib.import_module(self.name)
+
+    def funcnamefilter(self, name: str) -> bool:
+        return name.startswith("test_")
+
+    def classnamefilter(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
+
+def _suite_of(plan: Plan) -> str:
+    return "pytest_gpuserve.preflight.suite" if plan.settings.preflight else "pytest_gpuserve.suite"
+
+
+class Collection:
+    """Hooks of the process that collects: each xdist worker, or the one process without xdist."""
+
+    def __init__(self, config: pytest.Config, plan: Plan) -> None:
+        self.plan = plan
+        self._ids = [cell.id for cell in plan.cells]
+        self._rank = {cell_id: rank for rank, cell_id in enumerate(self._ids)}
+        self._suite = _suite_of(plan)
+        self._asked: list[str] = self._take_arguments(config)
+
+    def _take_arguments(self, config: pytest.Config) -> list[str]:
+        """Which built-in checks are asked for: all without paths, else those whose node ids stand among them.
+
+        Without paths and without `testpaths` the project's own tests stay out: crawling the current directory would
+        import whatever lies there.
+        """
+        if config.args_source is not pytest.Config.ArgsSource.ARGS:
+            if config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+                config.args = []
+            return [BUILT_IN]
+        ours = [arg for arg in config.args if arg.split("/")[0].split("::")[0] == BUILT_IN and not Path(arg).exists()]
+        if ours:
+            config.args = [arg for arg in config.args if arg not in ours]
+        return ours
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """The session finds the suite before all else."""
+        report = yield
+        if isinstance(collector, pytest.Session) and self._asked:
+            path = Path(importlib.import_module(self._suite).__file__ or "")
+            node = _BuiltIn.from_parent(
+                collector, path=path, name=self._suite, nodeid=f"{BUILT_IN}/{self._suite.rpartition('.')[2]}.py"
+            )
+            report.result = [node, *report.result]
+        return report
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Every test that uses a fixture of ours, through whatever other fixtures, runs once a cell."""
+        if "gpu_cell" in metafunc.fixturenames:
+            cells = self._cells_for(metafunc.definition)
+            ids = self._ids if len(cells) == len(self._ids) else [cell.id for cell in cells]
+            metafunc.parametrize("gpu_cell", cells, ids=ids, indirect=True, scope="function")
+
+    def _cells_for(self, definition: pytest.Item) -> Sequence[Cell]:
+        marks = list(definition.iter_markers("gpu_cells"))
+        if not marks:
+            return self.plan.cells
+        predicates = []
+        for mark in marks:
+            _, wanted = arguments(mark)
+            unknown = [name for name in wanted if not self._is_fact(name)]
+            if unknown:
+                known = ", ".join([*self.plan.axes, *_FACTS, *(f"{prefix}NAME" for prefix in _PREFIXES)])
+                pytest.fail(
+                    f"@pytest.mark.gpu_cells knows no {', '.join(unknown)} here; it knows {known}", pytrace=False
+                )
+            predicates.append(Predicate.of(wanted))
+        return [
+            cell
+            for cell, facts in ((cell, facts_of(cell)) for cell in self.plan.cells)
+            if all(predicate.matches(facts) for predicate in predicates)
+        ]
+
+    def _is_fact(self, name: str) -> bool:
+        return name in _FACTS or name.startswith(_PREFIXES) or name in self.plan.axes
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """What is not ours or has no cell is deselected; the rest is ordered by cell."""
+        mine: list[pytest.Item] = []
+        others: list[pytest.Item] = []
+        for item in items:
+            (mine if cell_of(item) is not None and self._is_asked(item) else others).append(item)
+        if others:
+            config.hook.pytest_deselected(items=others)
+        items[:] = schedule.arrange(mine, self._place)
+
+    def _is_asked(self, item: pytest.Item) -> bool:
+        if self._asked == [BUILT_IN] or not item.nodeid.startswith(f"{BUILT_IN}/"):
+            return True
+        return any(_selects(asked, item.nodeid) for asked in self._asked)
+
+    def _place(self, item: pytest.Item) -> schedule.Place:
+        cell = cell_of(item)
+        assert cell is not None
+        stage, order = stage_of(item)
+        return schedule.Place(self._rank[cell.id], stage, order)
+
+    def selected(self, items: Sequence[pytest.Item]) -> Iterator[str]:
+        """The ids of the cells that the items run in, in order."""
+        yield from dict.fromkeys(cell.id for cell in map(cell_of, items) if cell is not None)
+
+
+def _selects(asked: str, nodeid: str) -> bool:
+    """True if the command line's `asked` is `nodeid`, a part of it, or the same test for all cells."""
+    return nodeid == asked or nodeid.startswith((f"{asked}::", f"{asked}[", f"{asked}/"))

@@ -1,0 +1,178 @@
+"""What the controller keeps of a run: checks and cells as they come in, `events.jsonl`, and the reports at the end."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve import schedule, verdict
+from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.manager.run import Run
+from pytest_gpuserve.manager.state import record_of
+from pytest_gpuserve.model.failure import Failure, Kind
+from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.model.record import CellRecord
+from pytest_gpuserve.report import github, markdown
+from pytest_gpuserve.report.store import (
+    Events,
+    read_run,
+    run_header,
+    run_record,
+    write_cell,
+    write_json_atomic,
+    write_text_atomic,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpuserve.manager.plan import Plan
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Fed by the controller's hooks. `record` is run.json's content once `finish` was called, `said` what to print."""
+
+    def __init__(self, plan: Plan, command: Sequence[str]) -> None:
+        assert plan.folder is not None
+        self._plan = plan
+        self._folder = plan.folder
+        self._events = Events(plan.folder)
+        self._checks: list[dict[str, Any]] = []
+        self._cells: dict[str, CellRecord] = {}
+        self._planned: dict[str, list[str]] = {}
+        self.begun = False
+        self.record: dict[str, Any] | None = None
+        self.said: list[str] = []
+        self._header = run_header(
+            simulated=plan.simulated,
+            started=datetime.fromisoformat(plan.started),
+            command=command,
+            versions=plan.versions,
+            driver=plan.driver,
+            host=platform.node(),
+            gpus=[gpu.to_json() for gpu in plan.gpus],
+            matrices=[
+                {"name": matrix.name, "path": str(matrix.path), "title": matrix.title}
+                for matrix in plan.matrices.values()
+            ],
+        )
+
+    def begin(self, cells: Sequence[str], nodeids: Sequence[str]) -> None:
+        """The collection is known: the run's event says what is going to happen."""
+        self.begun = True
+        self._planned = {cell: [] for cell in cells}
+        for nodeid in nodeids:
+            cell = schedule.cell_in(nodeid, self._planned)
+            if cell is not None:
+                self._planned[cell].append(nodeid)
+        planned = [record_of(self._plan.by_id[cell], self._plan).to_json() for cell in cells]
+        self._events.write("run", **self._header, planned=planned)
+
+    def hear(self, payload: Mapping[str, Any]) -> None:
+        """A check is through, and with its last one the cell."""
+        self._checks.append(payload["check"])
+        self._events.write("check", **payload["check"])
+        if "cell" in payload:
+            self.cell(CellRecord.from_json(payload["cell"]))
+
+    def cell(self, record: CellRecord) -> None:
+        """A cell is through."""
+        self._cells[record.id] = record
+        self._events.write("cell", **record.to_json())
+
+    def crashed(self, nodeid: str, said: str) -> str:
+        """A worker died in this test. Returns the message that stands for the test's report."""
+        message = f"infra: {said}; the rest of its cell is not run"
+        cell_id = schedule.cell_in(nodeid, self._plan.by_id)
+        if cell_id is None:
+            return message
+        failure = Failure.of(Kind.INFRA, Phase.SERVING, message)
+        check = {
+            "name": nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", "-"),
+            "cell": cell_id,
+            "outcome": str(Outcome.INFRA),
+            "duration": 0.0,
+            "failure": failure.to_json(),
+            "nodeid": nodeid,
+            "reason": message,
+        }
+        record = record_of(self._plan.by_id[cell_id], self._plan)
+        record.outcome, record.failure, record.reason = Outcome.INFRA, failure, message
+        self.hear({"check": check, "cell": record.to_json()})
+        # A delta in another worker may be waiting for exactly this cell.
+        write_cell(Run(self._plan).cell(cell_id), record)
+        return message
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def finish(self, *, complete: bool) -> None:
+        """Writes run.json and the reports. What cannot be written is said, and costs no result."""
+        cells = [self._result_of(cell_id) for cell_id in self._planned]
+        self.record = run_record(self._header, cells=cells, checks=self._all_checks(), complete=complete)
+        try:
+            write_json_atomic(self._folder / "run.json", self.record)
+            self._reports()
+        except (GpuserveError, OSError) as error:
+            self.said.append(f"gpuserve: {error}")
+        if self._events.problem:
+            self.said.append(f"gpuserve: {self._events.problem}")
+        self._events.write("end", complete=complete)
+        self._events.close()
+
+    def _result_of(self, cell_id: str) -> CellRecord:
+        if cell_id in self._cells:
+            return self._cells[cell_id]
+        record = record_of(self._plan.by_id[cell_id], self._plan)
+        outcomes = [Outcome(check["outcome"]) for check in self._checks if check["cell"] == cell_id]
+        record.outcome = verdict.cell_outcome(outcomes)
+        record.reason = "the run ended in the middle of it" if outcomes else "the run ended before it"
+        return record
+
+    def _all_checks(self) -> list[dict[str, Any]]:
+        """The checks that ran, and those that were not reached."""
+        ran = {check["nodeid"] for check in self._checks}
+        missing = [
+            {
+                "name": nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", "-"),
+                "cell": cell_id,
+                "outcome": str(Outcome.NOT_RUN),
+                "duration": 0.0,
+                "failure": None,
+                "nodeid": nodeid,
+                "reason": "not reached",
+            }
+            for cell_id, nodeids in self._planned.items()
+            for nodeid in nodeids
+            if nodeid not in ran
+        ]
+        return [*self._checks, *missing]
+
+    def _reports(self) -> None:
+        assert self.record is not None
+        comparison = self._comparison()
+        text = markdown.summary(self.record, comparison)
+        write_text_atomic(self._folder / "summary.md", text)
+        step = os.environ.get("GITHUB_STEP_SUMMARY")
+        if step:
+            record = self.record
+            github.append_step_summary(lambda limit: markdown.summary(record, comparison, limit), Path(step))
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            workspace = os.environ.get("GITHUB_WORKSPACE")
+            self.said += github.annotations(self.record, Path(workspace) if workspace else None)
+
+    def _comparison(self) -> str | None:
+        """`--gpu-compare`: what changed against that record, for the reports; never changes the outcome."""
+        path = self._plan.settings.compare
+        if path is None or self.record is None:
+            return None
+        from pytest_gpuserve.compare import compare, render
+
+        comparison = compare(read_run(path), self.record)
+        self.said += ["", *render.text(comparison).rstrip("\n").splitlines()]
+        return render.markdown(comparison)

@@ -1,0 +1,186 @@
+"""The hooks around each test, in the process that runs it: an xdist worker, or the one process without xdist."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpuserve import verdict
+from pytest_gpuserve.failing import ServerFailed
+from pytest_gpuserve.fixtures import MANAGER
+from pytest_gpuserve.manager import Gate, Manager
+from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.plugin.check import Check
+from pytest_gpuserve.plugin.work import cell_of, stage_of, work_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from pytest_gpuserve.manager.plan import Plan
+    from pytest_gpuserve.model.record import CellRecord
+
+__all__ = ["REPORT", "Runner"]
+
+# The name of the attribute on a TestReport that carries what the controller keeps, as JSON text.
+REPORT = "gpuserve"
+
+
+class Runner:
+    """At most one check is between its first and its last hook."""
+
+    def __init__(self, config: pytest.Config, plan: Plan) -> None:
+        self._config = config
+        self._plan = plan
+        self._manager: Manager | None = None
+        self._check: Check | None = None
+        self.show: Callable[[str, dict[str, Any]], None] | None = None
+        self.on_lost: Callable[[CellRecord], None] | None = None
+
+    @property
+    def manager(self) -> Manager:
+        """There from when the collection is known."""
+        assert self._manager is not None
+        return self._manager
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The manager needs to know which cells this session has."""
+        if self._plan.folder is not None:
+            selected = {cell.id for cell in map(cell_of, session.items) if cell is not None}
+            self._manager = Manager(self._plan, selected, self.show)
+            self._config.stash[MANAGER] = self._manager
+
+    # Outermost: pytest-timeout arms its timer in this hook too, and a server's start must not count as the test's time.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        """Bring up what the check needs, before any timer and any fixture."""
+        work = work_of(item)
+        if work is None:
+            return (yield)
+        following = cell_of(nextitem) if nextitem is not None else None
+        self._check = Check(
+            work=work,
+            nodeid=item.nodeid,
+            location=item.location,
+            last=following is None or following.id != work.cell.id,
+            gate=Gate(),
+            entries=self._plan.entries.get(work.cell.id, ()),
+        )
+        try:
+            self._check.gate = self.manager.begin(work.cell, work.need)
+            return (yield)
+        finally:
+            self._check = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Report what `begin` found before any fixture runs."""
+        check = self._check
+        if check is None or check.gate.opened:
+            return
+        if check.gate.failure is not None:
+            raise ServerFailed(check.gate.failure)
+        pytest.skip(check.gate.reason)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """If the server ended during the check, that is the check's failure, whatever the test made of it."""
+        check = self._check
+        if check is None or not check.work.need.has_server:
+            yield
+            return
+        self.manager.watch(armed=True)
+        error: BaseException | None = None
+        try:
+            yield
+        except (KeyboardInterrupt, pytest.exit.Exception):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - raised again below, unless the server's end explains it
+            error = raised
+        self.manager.watch(armed=False)
+        failure = self.manager.inspect(check.work.cell, suspicious=_is_failure(error))
+        if failure is not None:
+            # What follows is bounded by itself and is none of the test's time.
+            _disarm_timeout(item)
+            raise ServerFailed(self.manager.lost(check.work.cell, failure)) from error
+        if error is not None:
+            raise error
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+        """After the test's own fixtures: stop the server if nobody wants it next, so that its leak is blamed here."""
+        check = self._check
+        try:
+            yield
+        finally:
+            if check is not None and not _same_server(item, nextitem):
+                check.last = check.last or nextitem is None
+                _disarm_timeout(item)
+                leak = self.manager.end(check.work.cell)
+                if leak is not None:
+                    raise ServerFailed(leak)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Decide the outcome; works for setup, call and teardown, with and without xdist."""
+        report = yield
+        check = self._check
+        if check is None:
+            return report
+        check.hear(report, call)
+        if report.when == "call" and check.last:
+            self._retire(check, report)
+        if report.when == "teardown":
+            self._close(check, report)
+        return report
+
+    def _retire(self, check: Check, report: pytest.TestReport) -> None:
+        """The cell's last check passed, as did all before it: are entries proved wrong?"""
+        state = self.manager.state(check.work.cell)
+        if check.verdict.outcome is not Outcome.PASSED or not state.clean:
+            return
+        found = verdict.of_passing({*state.passed(), check.work.name}, check.entries)
+        if found is not None:
+            check.fixed(found, report)
+
+    def _close(self, check: Check, report: pytest.TestReport) -> None:
+        record = check.record()
+        self.manager.state(check.work.cell).add(record, check.verdict.entry)
+        report.user_properties.extend(check.user_properties())
+        payload: dict[str, Any] = {"check": record.to_json()}
+        if check.last:
+            payload["cell"] = self.manager.finish(check.work.cell).to_json()
+        setattr(report, REPORT, json.dumps(payload, default=str))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Ctrl-C inside a test skips the teardown hook: whatever still runs is stopped here."""
+        if self._manager is not None:
+            record = self._manager.close()
+            if record is not None and self.on_lost is not None:
+                self.on_lost(record)
+
+
+def _same_server(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """True if the next test runs in the same cell and the same stage of it."""
+    if nextitem is None:
+        return False
+    mine, other = cell_of(item), cell_of(nextitem)
+    return mine is not None and other is not None and (mine.id, stage_of(item)[0]) == (other.id, stage_of(nextitem)[0])
+
+
+def _is_failure(error: BaseException | None) -> bool:
+    return error is not None and not isinstance(error, pytest.skip.Exception)
+
+
+def _disarm_timeout(item: pytest.Item) -> None:
+    """End pytest-timeout's timer for this test, if it has one: the manager's own waits are bounded."""
+    hook = getattr(item.config.hook, "pytest_timeout_cancel_timer", None)
+    if hook is not None:
+        hook(item=item)

@@ -1,0 +1,129 @@
+"""Outcomes of checks and cells, from failures and known-bad entries (pure; the words are in `model.outcome`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpuserve.model.failure import Kind
+from pytest_gpuserve.model.knownbad import Mode
+from pytest_gpuserve.model.outcome import RED, Outcome, worst
+from pytest_gpuserve.model.phase import STARTUP, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from pytest_gpuserve.model.failure import Failure
+    from pytest_gpuserve.model.knownbad import KnownBad
+    from pytest_gpuserve.model.record import CellRecord
+
+__all__ = ["SHOWS", "Verdict", "blocks", "cell_outcome", "needs_control", "of_failure", "of_passing", "skipped_by"]
+
+# What each built-in check can show. An entry is only called fixed once all that could have shown its failure ran.
+SHOWS: dict[str, frozenset[Kind]] = {
+    "ready": frozenset({Kind.REJECTED, Kind.CRASH, Kind.OOM, Kind.HANG}),
+    "answers": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
+}
+_STARTED = frozenset({*STARTUP, Phase.READY})
+# With one of these the baseline serves nobody; a slow or leaking one still says what the flags do.
+_NOT_SERVING = frozenset({Kind.REJECTED, Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT, Kind.FALLBACK, Kind.INFRA})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A check's outcome, the entry that decided it, and the sentence a person reads."""
+
+    outcome: Outcome
+    reason: str = ""
+    entry: KnownBad | None = None
+
+
+def _cite(entry: KnownBad) -> str:
+    return " ".join(part for part in (entry.id, entry.issue, entry.reason and f"({entry.reason})") if part)
+
+
+def skipped_by(entries: Sequence[KnownBad]) -> KnownBad | None:
+    """The entry that forbids to launch the cell at all, the most specific first."""
+    return next((entry for entry in entries if entry.mode is Mode.SKIP), None)
+
+
+def of_failure(failure: Failure, entries: Sequence[KnownBad]) -> Verdict:
+    """What a failing check is, with the entries that match its cell, most specific first.
+
+    `xfailed` if an entry explains it; `changed` if entries match the cell and none explains it; else `failed`.
+    `infra` and `leak` are what they are, whatever an entry says.
+    """
+    if failure.kind is Kind.INFRA:
+        return Verdict(Outcome.INFRA, failure.message)
+    if failure.kind is Kind.LEAK:
+        return Verdict(Outcome.FAILED, failure.message)
+    expected = [entry for entry in entries if entry.mode is Mode.XFAIL]
+    for entry in expected:
+        if entry.expect.explains(failure):
+            return Verdict(Outcome.XFAILED, f"{_cite(entry)}: {failure.kind} in {failure.phase}, as expected", entry)
+    for entry in expected:
+        phases = "/".join(map(str, entry.expect.phases)) or "any phase"
+        text = (
+            f"{_cite(entry)} expects {entry.expect.kind} in {phases}; this is {failure.kind} in {failure.phase}: "
+            f"{failure.message}"
+        )
+        return Verdict(Outcome.CHANGED, text, entry)
+    return Verdict(Outcome.FAILED, failure.message)
+
+
+def _needed(entry: KnownBad, shows: Mapping[str, frozenset[Kind]]) -> frozenset[str]:
+    """The checks that could have shown what `entry` expects."""
+    phases = entry.expect.phases
+    if phases and _STARTED.issuperset(phases):
+        return frozenset({"ready"})
+    return frozenset(name for name, kinds in shows.items() if entry.expect.kind in kinds)
+
+
+def of_passing(
+    passed: Collection[str], entries: Sequence[KnownBad], shows: Mapping[str, frozenset[Kind]] = SHOWS
+) -> Verdict | None:
+    """What a cell's last check is when every check of it passed: `xpassed` by an entry that is proved wrong, or None.
+
+    `passed` are the names of the checks that ran and passed. An entry counts only if every check able to show the
+    kind it expects is among them. Confirmed entries first: a reported one that passes is information, not an alarm.
+    """
+    for entry in sorted(entries, key=lambda entry: not entry.confirmed):
+        needed = _needed(entry, shows)
+        if entry.mode is Mode.XFAIL and needed and needed <= set(passed):
+            where = f" ({entry.where})" if entry.where else ""
+            text = f"{_cite(entry)} expects {entry.expect.kind}, and the cell passed: retire the entry{where}"
+            return Verdict(Outcome.XPASSED, text, entry)
+    return None
+
+
+def cell_outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of the checks' outcomes.
+
+    Checks that were blocked by what an earlier check of the same cell reported count for nothing: else a launch that
+    fails as its entry says would read `blocked`, not `xfailed`.
+    """
+    all_of_them = list(outcomes)
+    others = [outcome for outcome in all_of_them if outcome is not Outcome.BLOCKED]
+    ran = [outcome for outcome in others if outcome not in (Outcome.SKIPPED, Outcome.NOT_RUN)]
+    if Outcome.BLOCKED in all_of_them and not ran:
+        return Outcome.BLOCKED
+    return worst(ran or others)
+
+
+def blocks(baseline: CellRecord) -> bool:
+    """True if this baseline's result makes its model's deltas `blocked`.
+
+    A baseline that did not serve says nothing about the flags. One that is xfailed, skipped, merely slow, or that
+    failed on a sick GPU and served on others, blocks nothing.
+    """
+    if baseline.outcome not in RED:
+        return False
+    if baseline.control and baseline.control.get("outcome") == str(Outcome.PASSED):
+        return False
+    return baseline.failure is None or baseline.failure.kind in _NOT_SERVING
+
+
+def needs_control(failure: Failure, entries: Sequence[KnownBad]) -> bool:
+    """True for a hang or a crash that no entry explains: is it the flags, or is it the machine?"""
+    unexpected = of_failure(failure, entries).outcome in (Outcome.FAILED, Outcome.CHANGED)
+    return unexpected and failure.kind in (Kind.HANG, Kind.CRASH)
