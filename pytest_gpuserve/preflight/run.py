@@ -55,33 +55,33 @@ def preflight(
     request["kernels"] = None if kernels is None else dict(kernels)
     facts: dict[str, Any] = {}
     reason, processes = "", 0
-    process_env = _common([cells[index].env for index in pending])
+    common = _common([cells[index].env for index in pending])
+    fixed: dict[int, set[str]] = {}  # the variables a cell must have before SGLang is imported
     while pending and not reason:
         processes += 1
+        process_env = common | {name: cells[pending[0]].env[name] for name in sorted(fixed.get(pending[0], ()))}
+        batch = [index for index in pending if process_env.items() <= cells[index].env.items()]
         asked = [
             {
                 "argv": results[index]["argv"],
                 "env": results[index]["env"],
                 "model": str(model_dirs[cells[index].model.name]),
             }
-            for index in pending
+            for index in batch
         ]
-        deferred: list[int] = []
         with Child(python, {**env, **_ENV, **process_env}) as child:
             for line in child.ask({**request, "cells": asked}, import_timeout, cell_timeout + 30):
                 if line["kind"] == "ready":
                     facts = facts or line
                 elif line["kind"] == "cell":
-                    index = pending[line["index"]]
+                    index = batch[line["index"]]
                     scrub = _Scrub(str(model_dirs[cells[index].model.name]), env.get("HOME", ""))
                     _fill(results[index], line, facts["options"], scrub)
                 elif line["kind"] == "deferred":
-                    deferred.append(pending[line["index"]])
+                    fixed.setdefault(batch[line["index"]], set()).update(line["names"])
                 elif line["kind"] == "unavailable":
                     reason = line["reason"]
-        pending = deferred
-        if pending:
-            process_env = dict(cells[pending[0]].env)
+        pending = [index for index in pending if not results[index]["outcome"]]
     if reason:
         reason = f"preflight unavailable: SGLang {versions.get('sglang', '(none)')}: {reason}"
     for result in results:
