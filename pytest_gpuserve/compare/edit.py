@@ -14,7 +14,7 @@ from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.matrix.source import Node, parse_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["KnownBadText", "Uneditable", "scalar"]
 
@@ -101,35 +101,38 @@ class KnownBadText:
                 item["versions"] = {**item.get("versions", {}), distribution: spec}
         self._accept("".join(lines), expected, f"bound {entry_id} with {distribution} {spec}")
 
-    def add(self, fields: Mapping[str, str]) -> None:
-        """Appends an entry: `fields` maps keys to values written as YAML already (see `scalar`), `id` first."""
+    def add(self, entries: Sequence[Mapping[str, str]]) -> None:
+        """Appends entries: each maps keys to values written as YAML already (see `scalar`), `id` first."""
         lines = self._lines()
         newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         if lines and not lines[-1].endswith("\n"):
             lines[-1] += newline
-        entries = self._entries()
+        present = self._entries()
         blank = False
-        if entries:
-            first, end = self._span(entries[-1], lines)
+        if present:
+            first, end = self._span(present[-1], lines)
             indent = len(lines[first]) - len(lines[first].lstrip())
-            blank = len(entries) > 1 and not lines[first - 1].strip()
+            blank = len(present) > 1 and not lines[first - 1].strip()
         else:
             key = self._root_key()
             head, _, tail = lines[key.line - 1].partition(":")
             # `entries: []`, perhaps with a comment, becomes `entries:`.
             lines[key.line - 1] = head + ":" + re.sub(r"^\s*\[\s*\]|^\s*(?:null|~)(?=\s)", "", tail)
             end, indent = key.line, 2
-        pad = " " * indent
-        new = [
-            f"{pad}{'- ' if not number else '  '}{key}: {value}{newline}"
-            for number, (key, value) in enumerate(fields.items())
-        ]
-        lines[end:end] = [newline, *new] if blank else new
+        new: list[str] = []
+        for fields in entries:
+            new += [newline] if blank else []
+            new += [
+                f"{' ' * indent}{'  ' if number else '- '}{key}: {value}{newline}"
+                for number, (key, value) in enumerate(fields.items())
+            ]
+        lines[end:end] = new
         text = "".join(lines)
-        added = self._plain_entries(self._parse(text))[-1:]
-        if not added or {str(key) for key in added[0]} != set(fields):
-            raise self._cannot(f"add {fields['id']}")
-        self._accept(text, [*self._plain_entries(), *added], f"add {fields['id']}")
+        what = f"add {', '.join(fields['id'] for fields in entries)}"
+        added = self._plain_entries(self._parse(text))[len(present) :]
+        if [set(entry) for entry in added] != [set(fields) for fields in entries]:
+            raise self._cannot(what)
+        self._accept(text, [*self._plain_entries(), *added], what)
 
     def _accept(self, text: str, expected: list[dict[str, Any]], what: str) -> None:
         root = self._parse(text)

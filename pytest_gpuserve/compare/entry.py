@@ -29,7 +29,9 @@ _VARIABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]|\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}\b|0x[0-9a-fA-F]+|(?:/[\w.+@~-]+){2,}/?|"
     r"\b\d+(?:\.\d+)?\b"
 )
-_LEAST, _MOST = 8, 100
+# `[2026-11-29 04:12:09 TP0]`: which rank says it first differs from run to run.
+_LOG_PREFIX = re.compile(r"^\s*\[[^\]]*\]\s*")
+_LEAST, _MOST = 4, 100
 
 
 def new_entries(
@@ -91,8 +93,10 @@ def salient(failure: Mapping[str, Any]) -> str:
     line = next((line for line in lines if wanted and normalise(line)[:160] == wanted), "")
     if not line:
         line = next((line for line in reversed(lines) if line.strip()), "")
-    pieces = [piece.strip()[:_MOST].strip() for piece in _VARIABLE.split(line)]
+    pieces = [piece.strip() for piece in _VARIABLE.split(_LOG_PREFIX.sub("", line))]
     best = max(pieces, key=len, default="")
+    if len(best) > _MOST:
+        best = best[:_MOST].rpartition(" ")[0] or best[:_MOST]
     return best if len(best) >= _LEAST else ""
 
 

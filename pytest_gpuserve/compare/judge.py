@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpuserve.compare.speed import compare_speeds, decides
+from pytest_gpuserve.compare.speed import compare_speeds, decides, undecided
 from pytest_gpuserve.compare.values import FINDINGS, Change, Measure, Row
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.report.describe import blame, one_line, why
@@ -93,8 +93,9 @@ def _speed_row(a: Cell, b: Cell, measures: tuple[Measure, ...]) -> Row:
         if told:
             return _row(change, a, b, "; ".join(told), measures)
     notes = dict.fromkeys(measure.note for measure in deciding if measure.verdict == "not-comparable")
-    reason = f"speed not compared: {'; '.join(notes)}" if notes else ""
-    return _row(Change.SAME, a, b, reason, measures)
+    reasons = [f"speed not compared: {note}" for note in notes]
+    reasons += [f"undecided: {measure}" for measure in deciding if undecided(measure)]
+    return _row(Change.SAME, a, b, "; ".join(reasons), measures)
 
 
 def _row(
@@ -125,4 +126,6 @@ def _state(cell: Cell | None) -> str:
     if cell is None:
         return "(absent)"
     told = blame(cell)
+    if cell["outcome"] == Outcome.INFRA:
+        return told or str(Outcome.INFRA)
     return f"{cell['outcome']}: {told}" if told else str(cell["outcome"])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["REVIEW_DAYS", "Edit", "Patch", "make_patch", "unified"]
 
 REVIEW_DAYS = 90
+MOST_NEW = 50
 _ID = re.compile(r"KB-(\d+)")
 
 
@@ -151,23 +152,26 @@ def _add(
         and row.b is not None
         and row.b["outcome"] in (Outcome.FAILED, Outcome.CHANGED)
     ]
-    if not broken:
-        return
     used = [number for document in documents.values() for number in map(_number, document.ids)]
     used += [_number(_entry(cell)) for row in comparison.rows for cell in (row.a, row.b)]
-    number = max(used, default=0)
-    added = _day(after)
-    dates = {"added": str(added), "review-by": str(added + timedelta(days=REVIEW_DAYS))}
-    for fields, rows in new_entries(broken, after, comparison.moved):
-        number += 1
-        entry = f"KB-{number:04d}"
-        try:
-            document = documents.setdefault(target, KnownBadText(EMPTY, target))
-            document.add({"id": entry} | fields | dates)
-        except Uneditable as error:
-            yield Edit("none", entry, target, str(error))
-            continue
+    first = max(used, default=0) + 1
+    new = new_entries(broken, after, comparison.moved)
+    if not new:
+        return
+    named = [(f"KB-{first + number:04d}", fields, rows) for number, (fields, rows) in enumerate(new[:MOST_NEW])]
+    dates = _dates(after)
+    try:
+        document = documents.setdefault(target, KnownBadText(EMPTY, target))
+        document.add([{"id": entry} | fields | dates for entry, fields, _ in named])
+    except Uneditable as error:
+        yield Edit("none", "what broke", target, str(error))
+        return
+    for entry, _, rows in named:
         yield Edit("add", entry, target, f"{', '.join(row.id for row in rows[:3])}: {rows[0].after}; fill in its issue")
+    if len(new) > MOST_NEW:
+        yield Edit(
+            "none", f"{len(new) - MOST_NEW} more failures", target, "too many for a list: find their cause first"
+        )
 
 
 def _entry(cell: Mapping[str, Any] | None) -> str:
@@ -179,9 +183,10 @@ def _number(entry: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _day(record: Mapping[str, Any]) -> date:
-    stamp = str(record.get("finished") or record.get("started") or "")
+def _dates(record: Mapping[str, Any]) -> dict[str, str]:
+    """The day of the run, and the day to look again; nothing where the record does not say when it was."""
     try:
-        return date.fromisoformat(stamp[:10])
+        added = date.fromisoformat(str(record.get("finished") or record.get("started"))[:10])
     except ValueError:
-        return date(1970, 1, 1)
+        return {}
+    return {"added": str(added), "review-by": str(added + timedelta(days=REVIEW_DAYS))}

@@ -28,7 +28,7 @@ MEANING = {
     Change.GONE: "in the first record only",
     Change.NEW: "in the second record only",
     Change.STILL_BAD: "fails as before",
-    Change.SAME: "works as before",
+    Change.SAME: "works as before, with a remark",
 }
 # A report is read by people; the JSON holds every row.
 _LISTED = 200
@@ -36,7 +36,7 @@ _OTHERS = 30
 
 
 def text(comparison: Comparison, patch: Patch | None = None) -> str:
-    """For a terminal: warnings, what moved, the counts, every class but SAME, the patch."""
+    """For a terminal: warnings, what moved, the counts, every class, the patch."""
     lines = [f"Compared: {comparison.title}", ""]
     lines += [f"WARNING: {warning}" for warning in comparison.warnings]
     lines += [""] if comparison.warnings else []
@@ -136,7 +136,10 @@ def _sections(comparison: Comparison) -> list[tuple[Change, list[Row]]]:
     by_change: dict[Change, list[Row]] = {}
     for row in comparison.rows:
         by_change.setdefault(row.change, []).append(row)
-    return [(change, by_change[change]) for change in Change if change in by_change and change is not Change.SAME]
+    if Change.SAME in by_change:
+        # What stayed as it was is only counted, unless something must be said of it.
+        by_change[Change.SAME] = [row for row in by_change[Change.SAME] if row.reason]
+    return [(change, by_change[change]) for change in Change if by_change.get(change)]
 
 
 def _moved(moved: Sequence[Moved]) -> list[str]:

@@ -11,7 +11,7 @@ from pytest_gpuserve.compare.values import Measure
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["compare_speeds", "decides"]
+__all__ = ["compare_speeds", "decides", "undecided"]
 
 # Relative differences. Two starts of one server differed by 12 % on an idle H200 (DESIGN section 4).
 LEAST = 0.05
@@ -43,6 +43,11 @@ def decides(measure: Measure) -> bool:
     return _TAIL.match(measure.metric) is None
 
 
+def undecided(measure: Measure) -> bool:
+    """True for a difference that would count, had its threshold not been widened for want of starts or samples."""
+    return measure.verdict == "same" and abs(measure.change) > LEAST and measure.threshold == ONE_START
+
+
 def _measure(old: Mapping[str, Any], new: Mapping[str, Any], starts: int, refusal: str) -> Measure:
     before, after = float(old["median"]), float(new["median"])
     change = (after - before) / before if before > 0 else 0.0
@@ -70,8 +75,10 @@ def _measure(old: Mapping[str, Any], new: Mapping[str, Any], starts: int, refusa
 def _threshold(before: Sequence[float], after: Sequence[float], starts: int) -> tuple[float, str]:
     if min(len(before), len(after)) < ENOUGH:
         return ONE_START, f"too few samples ({len(before)} and {len(after)}) to know the noise"
-    noise = MADS * max(_relative_mad(before), _relative_mad(after))
-    return max(noise, ONE_START if starts <= 1 else LEAST), ""
+    noise = max(MADS * _relative_mad(before), MADS * _relative_mad(after), LEAST)
+    if starts > 1 or noise >= ONE_START:
+        return noise, ""
+    return ONE_START, "one start, and two starts of the same thing differ by up to 12 %"
 
 
 def _relative_mad(samples: Sequence[float]) -> float:

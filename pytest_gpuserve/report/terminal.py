@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.outcome import RED, Outcome
 from pytest_gpuserve.report.describe import (
     COLUMNS,
     MARKUP,
@@ -26,8 +26,8 @@ Line = tuple[str, dict[str, bool]]
 
 _GAP = 2
 _ROWS = 200
-_MIN_CELL = 16
-_MIN_WHY = 12
+_MIN_CELL = 28
+_MIN_WHY = 24
 
 
 def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> list[Line]:
@@ -55,7 +55,8 @@ def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> l
 def table(run: Mapping[str, Any], width: int) -> list[Line]:
     """One line a cell, red first: cell, outcome, kind and phase, tok/s where measured, seconds, why.
 
-    Of more than 200 cells, those that passed are left to the counts.
+    Of more than 200 cells, those that passed are left to the counts. On a narrow terminal a failure's reason stands on
+    a line of its own.
     """
     cells = by_severity(run["cells"])
     hidden = 0
@@ -65,9 +66,13 @@ def table(run: Mapping[str, Any], width: int) -> list[Line]:
     rows = [row_of(cell) for cell in cells]
     widths = _widths([COLUMNS, *rows], width)
     lines: list[Line] = [(_join(COLUMNS, widths), {"bold": True})] if rows else []
-    lines += [(_join(row, widths), MARKUP[Outcome(cell["outcome"])]) for cell, row in zip(cells, rows, strict=True)]
+    for cell, row in zip(cells, rows, strict=True):
+        outcome = Outcome(cell["outcome"])
+        lines.append((_join(row, widths), MARKUP[outcome]))
+        if outcome in RED and row[5] and not widths[5]:
+            lines.append((_end(f"    {row[5]}", width - 1), {}))
     if hidden:
-        lines.append((f"… and {hidden} more, all in run.json", {}))
+        lines.append((f"… and {hidden} more, which passed" if len(cells) < _ROWS else f"… and {hidden} more", {}))
     return lines
 
 
@@ -92,7 +97,10 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
             natural[index] = 0
     fixed = sum(size + _GAP for size in natural[1:5] if size)
     room = max(width - 1 - fixed, _MIN_CELL)
-    cell = min(natural[0], room if not natural[5] else max(room - _GAP - min(natural[5], room // 2), _MIN_CELL))
+    cell = min(natural[0], room)
+    # The reason may take room from the name, but not so much that cells cannot be told apart.
+    if natural[5] and room - cell - _GAP < _MIN_WHY and room >= _MIN_CELL + _GAP + _MIN_WHY:
+        cell = room - _GAP - _MIN_WHY
     reason = room - cell - _GAP
     return [cell, *natural[1:5], min(natural[5], reason) if reason >= _MIN_WHY else 0]
 

@@ -1,0 +1,279 @@
+"""Two preflight records compared: what a bump of SGLang changes before any GPU is touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve.compare.pair import pairs
+from pytest_gpuserve.compare.stack import moved
+from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.preflight.record import SCHEMA, VOLATILE, VOLATILE_ENV
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pytest_gpuserve.compare.values import Moved
+
+__all__ = ["FINDINGS", "Bump", "BumpReport", "BumpRow", "OptionChange", "compare_preflights", "records_of"]
+
+Record = dict[str, Any]
+
+
+class Bump(StrEnum):
+    """What became of a cell, in the order reports list it."""
+
+    REJECTED = "NEWLY REJECTED"
+    REJECTED_OTHERWISE = "REJECTED OTHERWISE"
+    REWRITTEN = "NEWLY REWRITTEN"
+    RESOLVED = "RESOLVED OTHERWISE"
+    ACCEPTED = "NEWLY ACCEPTED"
+    UNAVAILABLE = "NOT ASKED"
+    GONE = "GONE"
+    NEW = "NEW"
+    STILL_REJECTED = "STILL REJECTED"
+    SAME = "SAME"
+
+
+FINDINGS = frozenset(
+    {Bump.REJECTED, Bump.REJECTED_OTHERWISE, Bump.REWRITTEN, Bump.RESOLVED, Bump.UNAVAILABLE, Bump.GONE}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChange:
+    """One difference of SGLang's option table.
+
+    `what` is `flag gone`, `choice gone`, `default`, `deprecated`, `flag new` or `choice new`; `archs` are those whose
+    tables show it, empty for all of them.
+    """
+
+    what: str
+    flag: str
+    before: str = ""
+    after: str = ""
+    archs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BumpRow:
+    """One cell. `changes` are `(name, before, after)` of settings; `text` is what SGLang said."""
+
+    change: Bump
+    id: str
+    arch: str
+    text: str = ""
+    changes: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BumpReport:
+    """What two preflights differ in. `comparable` is False when no cell has an answer in both."""
+
+    before: str
+    after: str
+    warnings: tuple[str, ...]
+    moved: tuple[Moved, ...]
+    options: tuple[OptionChange, ...]
+    rows: tuple[BumpRow, ...]
+    comparable: bool
+
+    @property
+    def title(self) -> str:
+        """`Bump report: sglang 0.5.10.post1 → 0.5.23`."""
+        return f"Bump report: sglang {self.before} → {self.after}"
+
+    @property
+    def findings(self) -> int:
+        """How many cells make `gpuserve compare` exit with 1: what SGLang takes otherwise, or was not asked."""
+        return sum(row.change in FINDINGS for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """0 without findings, 1 with some, 2 when nothing could be compared."""
+        return int(self.findings > 0) if self.comparable else 2
+
+
+def records_of(data: Record, source: str) -> list[Record]:
+    """The records of a preflight file: one arch, or several under `runs`. UsageError if it is newer or not one."""
+    records = data.get("runs", [data])
+    for record in records:
+        if not isinstance(record, dict) or not {"arch", "status", "options", "cells", "versions"} <= record.keys():
+            raise UsageError(f"{source}: not a preflight record: arch, status, options, cells or versions is missing.")
+        schema = record.get("schema")
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise UsageError(
+                f"{source}: a preflight record with schema {schema!r}; this pytest-gpuserve reads up to {SCHEMA}. "
+                "Upgrade pytest-gpuserve here."
+            )
+    return list(records)
+
+
+def compare_preflights(a: list[Record], b: list[Record]) -> BumpReport:
+    """Compares the records of two environments, one a arch on each side, `a` before and `b` after."""
+    before, after = ({record["arch"]: record for record in side} for side in (a, b))
+    common = [arch for arch in before if arch in after]
+    rows = [row for arch in common for row in _rows(before[arch], after[arch])]
+    rows += [
+        BumpRow(change=change, id=cell["id"], arch=arch, text=f"{arch} is in one record only")
+        for change, mine, other in ((Bump.GONE, before, after), (Bump.NEW, after, before))
+        for arch, record in mine.items()
+        if arch not in other
+        for cell in record["cells"]
+    ]
+    order = {change: number for number, change in enumerate(Bump)}
+    rows.sort(key=lambda row: order[row.change])
+    without = (Bump.UNAVAILABLE, Bump.GONE, Bump.NEW)
+    return BumpReport(
+        before=_sglang(a),
+        after=_sglang(b),
+        warnings=tuple(_warnings(before, after)),
+        moved=moved(_environment(a), _environment(b)),
+        options=tuple(_options([(before[arch], after[arch]) for arch in common])),
+        rows=tuple(rows),
+        comparable=any(row.change not in without for row in rows),
+    )
+
+
+def _sglang(records: list[Record]) -> str:
+    return next((str(record["versions"].get("sglang", "(unknown)")) for record in records), "(nothing)")
+
+
+def _environment(records: list[Record]) -> Record:
+    versions = dict(records[0]["versions"]) if records else {}
+    python = next((record["python"] for record in records if record.get("python")), None)
+    return {"versions": versions | ({"python": python} if python else {})}
+
+
+def _warnings(before: Mapping[str, Record], after: Mapping[str, Record]) -> Iterator[str]:
+    for side, records in (("first", before), ("second", after)):
+        for arch, record in records.items():
+            if record["status"] != "ok":
+                yield f"the {side} record has no answer for {arch}: {record.get('reason')}"
+    for arch in before.keys() ^ after.keys():
+        yield f"{arch} is in one record only"
+    for arch in before.keys() & after.keys():
+        mine, theirs = (_pretended(record) for record in (before[arch], after[arch]))
+        if mine != theirs and "ok" == before[arch]["status"] == after[arch]["status"]:
+            yield f"{arch}: not the same was pretended, which may itself change answers: {mine} and {theirs}"
+
+
+def _pretended(record: Record) -> str:
+    """Which kernel packages were pretended (their versions follow SGLang's), and on what GPU."""
+    pretended = record.get("pretended") or {}
+    gpu = pretended.get("gpu") or {}
+    names = ", ".join(sorted(pretended.get("modules") or ())) or "no modules"
+    return f"{names} on {gpu.get('count', 0)} × {gpu.get('name', 'no GPU')}"
+
+
+def _options(pairs_of_records: list[tuple[Record, Record]]) -> list[OptionChange]:
+    """Differences of the option tables, each once, with the archs whose tables show it."""
+    found: dict[OptionChange, list[str]] = {}
+    asked = [(a, b) for a, b in pairs_of_records if a["options"] and b["options"]]
+    for a, b in asked:
+        for change in _table(a["options"], b["options"]):
+            found.setdefault(change, []).append(a["arch"])
+    result = []
+    for change, archs in found.items():
+        shown = () if len(archs) == len(asked) else tuple(archs)
+        result.append(
+            OptionChange(what=change.what, flag=change.flag, before=change.before, after=change.after, archs=shown)
+        )
+    rank = {what: number for number, what in enumerate(_WHAT)}
+    return sorted(result, key=lambda change: (rank[change.what], change.flag, change.before, change.after))
+
+
+_WHAT = ("flag gone", "choice gone", "default", "deprecated", "flag new", "choice new")
+
+
+def _table(a: Mapping[str, Record], b: Mapping[str, Record]) -> Iterator[OptionChange]:
+    for flag in a.keys() - b.keys():
+        yield OptionChange(what="flag gone", flag=flag)
+    for flag in b.keys() - a.keys():
+        yield OptionChange(what="flag new", flag=flag)
+    for flag in a.keys() & b.keys():
+        old, new = a[flag], b[flag]
+        before, after = (_choices(one) for one in (old, new))
+        if before is not None and after is not None:
+            yield from (OptionChange(what="choice gone", flag=flag, before=one) for one in before if one not in after)
+            yield from (OptionChange(what="choice new", flag=flag, after=one) for one in after if one not in before)
+        if old.get("dest") not in VOLATILE and old.get("default") != new.get("default"):
+            yield OptionChange(
+                what="default", flag=flag, before=_shown(old.get("default")), after=_shown(new.get("default"))
+            )
+        if new.get("deprecated") and not old.get("deprecated"):
+            text = new["deprecated"] if isinstance(new["deprecated"], str) else ""
+            yield OptionChange(what="deprecated", flag=flag, after=text)
+
+
+def _choices(option: Mapping[str, Any]) -> list[str] | None:
+    choices = option.get("choices")
+    return [str(choice) for choice in choices] if choices else None
+
+
+def _rows(a: Record, b: Record) -> Iterator[BumpRow]:
+    for old, new in pairs(a["cells"], b["cells"]):
+        if old is None or new is None:
+            cell = old or new or {}
+            side = "first" if new is None else "second"
+            change = Bump.GONE if new is None else Bump.NEW
+            yield BumpRow(change=change, id=cell["id"], arch=cell["arch"], text=f"in the {side} record only")
+        else:
+            yield _row(old, new)
+
+
+def _row(old: Record, new: Record) -> BumpRow:
+    def row(change: Bump, text: str = "", changes: tuple[tuple[str, str, str], ...] = ()) -> BumpRow:
+        return BumpRow(change=change, id=new["id"], arch=new["arch"], text=text, changes=changes)
+
+    for cell, side in ((new, "second"), (old, "first")):
+        if cell["outcome"] == "unavailable":
+            return row(Bump.UNAVAILABLE, f"not asked in the {side} record: {cell.get('reason')}")
+    before, after = _refusal(old), _refusal(new)
+    if after and not before:
+        return row(Bump.REJECTED, after)
+    if before and not after:
+        return row(Bump.ACCEPTED, f"was rejected: {before}", _differences(old, new))
+    if before != after:
+        return row(Bump.REJECTED_OTHERWISE, f"{after} (was: {before})")
+    if after:
+        return row(Bump.STILL_REJECTED, after)
+    changes = _differences(old, new)
+    rewritten = sorted((new.get("rewritten") or {}).keys() - (old.get("rewritten") or {}).keys())
+    if rewritten:
+        told = ", ".join(
+            f"{name}: asked {_shown(new['rewritten'][name]['asked'])}, resolved "
+            f"{_shown(new['rewritten'][name]['resolved'])}"
+            for name in rewritten
+        )
+        return row(Bump.REWRITTEN, told, changes)
+    return row(Bump.RESOLVED if changes else Bump.SAME, "", changes)
+
+
+def _refusal(cell: Record) -> str:
+    """What SGLang refuses the cell with: its arguments, else its attention registry's gate; empty if it does not."""
+    if cell["outcome"] == "rejected":
+        return str((cell.get("rejection") or {}).get("text") or "rejected")
+    refused = [str(answer) for answer in (cell.get("gate") or {}).values() if str(answer).startswith("rejected: ")]
+    return f"by the attention registry: {refused[0].removeprefix('rejected: ')}" if refused else ""
+
+
+def _differences(old: Record, new: Record) -> tuple[tuple[str, str, str], ...]:
+    """Settings first, then every other argument that both versions resolve, then the variables SGLang sets."""
+    found: dict[str, tuple[str, str]] = {}
+    for part, prefix, left_out in (
+        ("settings", "", VOLATILE),
+        ("resolved", "", VOLATILE),
+        ("env_set", "$", VOLATILE_ENV),
+    ):
+        before, after = old.get(part) or {}, new.get(part) or {}
+        for name in before:
+            if name in after and name not in left_out and before[name] != after[name]:
+                found.setdefault(prefix + name, (_shown(before[name]), _shown(after[name])))
+    return tuple((name, before, after) for name, (before, after) in found.items())
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
