@@ -179,6 +179,5 @@ def _reference(reader: Reader, node: Node | None, axes: Mapping[str, Mapping[str
         return None
     if node.fields:
         return read_levels_named(reader, node, axes)
-    close = did_you_mean(node.text, ("baseline",)) if node.is_scalar else ""
-    reader.wrong(node, f"baseline, or a mapping of axes to levels{close if 'mean' in close else ''}")
+    reader.wrong(node, "'baseline', or a mapping of axes to levels")
     return None

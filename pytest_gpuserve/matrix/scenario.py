@@ -85,7 +85,7 @@ def load_scenario(path: Path, *, vocabularies: Sequence[Vocabulary] = ()) -> Sce
         then = _read_then(reader, rule["then"], "then") if "then" in rule else {}
         flaky = then.pop("flaky", 1.0)
         if "then" in rule and rule["then"].fields is not None and set(rule["then"].fields) <= {"flaky"}:
-            reader.add(rule["then"], f"{node.path}.then does nothing; known: {', '.join(_THEN)}")
+            reader.add(rule["then"], f"{node.path}.then does nothing{did_you_mean('', _THEN)}")
         rules.append(
             Rule(when=read_when(reader, rule.get("when"), vocabulary), then=then, flaky=flaky, where=node.where)
         )
@@ -136,17 +136,18 @@ def _compile(reader: Reader, node: Node) -> _Value:
 
 
 def _hold(reader: Reader, node: Node) -> _Value:
-    if node.text == "forever" or reader.number(node, positive=False) is None:
-        return "forever"
-    return node.value
+    if isinstance(node.value, str) and node.text != "forever":
+        reader.wrong(node, "forever, or a number of seconds")
+        return None
+    return "forever" if node.text == "forever" else reader.number(node, positive=False)
 
 
 def _port_taken(reader: Reader, node: Node) -> _Value:
     if node.value == "once":
         return "once"
     if not isinstance(node.value, bool):
-        close = did_you_mean(node.text, ("true", "once")) if node.is_scalar else ""
-        reader.add(node, f"{node.path} must be true or once, got {node.kind}{close}")
+        reader.wrong(node, "true or once")
+        return None
     return node.value
 
 

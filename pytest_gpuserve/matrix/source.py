@@ -25,6 +25,7 @@ __all__ = ["Node", "Scalar", "Source", "parse_yaml", "read_yaml"]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
+MAX_NODES = 50_000
 MAX_PROBLEMS = 100
 
 Scalar = str | int | float | bool | None
@@ -64,9 +65,9 @@ class Node:
     def kind(self) -> str:
         """What a message says was found: `a mapping`, `a list`, `nothing`, or the scalar as written."""
         if self.fields is not None:
-            return "a mapping"
+            return "a mapping" if self.fields else "an empty mapping"
         if self.items is not None:
-            return "a list"
+            return "a list" if self.items else "an empty list"
         if self.value is None:
             return "nothing"
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
@@ -152,6 +153,7 @@ class _Builder:
         self.text = text
         self.problems: list[Problem] = []
         self.usable = True
+        self.nodes = 0
 
     def build(self) -> Node | None:
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, 10 times faster, where it was built in
@@ -191,6 +193,10 @@ class _Builder:
 
     def _node(self, event: Any, events: Iterator[Any], path: str, depth: int) -> Node:
         where = self._at(event)
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            self._fatal(where, f"holds more than {MAX_NODES:,} values: the rest of the file was not read")
+            raise _Stop
         if isinstance(event, yaml.AliasEvent):
             self._fatal(where, f"alias '*{event.anchor}': aliases are not allowed, write the value out")
             return Node(where, path)

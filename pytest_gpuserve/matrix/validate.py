@@ -117,8 +117,8 @@ def _check_entry(
             sign = _SIGN.fullmatch(wanted)
             name = sign.group(2) if sign else wanted
             if known and name not in known and (sign is None or sign.group(1) in ("==", "!=")):
-                what = "model" if term.name == "model" else f"level of an axis '{term.name}'"
-                reader.add(place, f"{entry.id}: no matrix has a {what} '{name}'{did_you_mean(name, sorted(known))}")
+                what = "no matrix has a model" if term.name == "model" else f"no axis '{term.name}' has a level"
+                reader.add(place, f"{entry.id}: {what} '{name}'{did_you_mean(name, sorted(known))}")
     if len(reader.problems) == before and not any(find_cell(matrix, entry.when) for matrix in matrices):
         unset = [
             name

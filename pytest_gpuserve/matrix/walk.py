@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader", "did_you_mean"]
 
+MAX_UNKNOWN = 20
+
 _NOTHING: dict[str, Node] = {}
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'flags'?`, or the known words if none is close, or nothing if there are none."""
     words = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(word, words, n=1)
+    begun = [known for known in words if len(word) >= 3 and known.startswith(word)]
+    close = difflib.get_close_matches(word, words, n=1) or begun
     if close:
         return f"; did you mean '{close[0]}'?"
     if not words:
@@ -74,10 +77,12 @@ class Reader:
         fields = self.mapping(node)
         if node.fields is None:
             return fields
-        for key in fields:
-            if key not in known:
-                inside = f" in {node.path}" if node.path else ""
-                self.add(node.keys[key], f"unknown key '{key}'{inside}{did_you_mean(key, known)}")
+        unknown = [key for key in fields if key not in known]
+        inside = f" in {node.path}" if node.path else ""
+        for key in unknown[:MAX_UNKNOWN]:
+            self.add(node.keys[key], f"unknown key '{key}'{inside}{did_you_mean(key, known)}")
+        if len(unknown) > MAX_UNKNOWN:
+            self.add(node.keys[unknown[MAX_UNKNOWN]], f"{len(unknown) - MAX_UNKNOWN} more unknown keys{inside}")
         for key in required:
             if key not in fields:
                 inside = f"{node.path} lacks" if node.path else "the file lacks"

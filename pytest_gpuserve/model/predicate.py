@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.model.arch import matches_arch
@@ -41,26 +41,33 @@ class Term:
 
     name: str
     wanted: tuple[str, ...]
+    # `wanted` sorted once into plain values and comparisons: a run asks 20,000 cells times 100 entries.
+    _values: frozenset[str] = field(init=False, repr=False, compare=False)
+    _comparisons: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = {wanted: _COMPARISON.fullmatch(wanted) for wanted in self.wanted}
+        object.__setattr__(self, "_values", frozenset(wanted for wanted, match in found.items() if match is None))
+        object.__setattr__(self, "_comparisons", tuple((m[1], m[2]) for m in found.values() if m is not None))
 
     def holds(self, facts: Mapping[str, object]) -> bool:
         """True if the fact exists and equals, or compares with, one of the alternatives."""
         if self.name not in facts:
             return False
         actual = facts[self.name]
-        return any(self._one(wanted, actual) for wanted in self.wanted)
+        text = actual if isinstance(actual, str) else _text(actual)
+        if text in self._values:
+            return True
+        if self.name == "arch" and any(matches_arch(wanted, text) for wanted in self._values):
+            return True
+        return any(_compares(text, sign, bound) for sign, bound in self._comparisons) if self._comparisons else False
 
-    def _one(self, wanted: str, actual: object) -> bool:
-        comparison = _COMPARISON.fullmatch(wanted)
-        if comparison:
-            sign, bound = comparison.groups()
-            try:
-                return _OPERATORS[sign](float(_text(actual)), float(bound))
-            except ValueError:
-                equal = _text(actual) == bound
-                return equal if sign == "==" else not equal if sign == "!=" else False
-        if self.name == "arch":
-            return matches_arch(wanted, _text(actual))
-        return _text(actual) == wanted
+
+def _compares(text: str, sign: str, bound: str) -> bool:
+    try:
+        return _OPERATORS[sign](float(text), float(bound))
+    except ValueError:
+        return (text == bound) is (sign == "==") if sign in ("==", "!=") else False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,10 @@ class Predicate:
 
     def matches(self, facts: Mapping[str, object]) -> bool:
         """True if every term holds for `facts` (see `cell.facts_of`)."""
-        return all(term.holds(facts) for term in self.terms)
+        for term in self.terms:  # noqa: SIM110 - twice as fast as all(), and asked 2 million times a run
+            if not term.holds(facts):
+                return False
+        return True
 
     @property
     def names(self) -> tuple[str, ...]:

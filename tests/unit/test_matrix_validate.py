@@ -1,0 +1,227 @@
+"""What `gpuserve validate` finds over all files at once, and that the shipped files are clean."""
+
+import time
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pytest_gpuserve.matrix.expand import expand
+from pytest_gpuserve.matrix.find import available, packaged_dir
+from pytest_gpuserve.matrix.known_bad import ISSUE_PLACEHOLDER, load_known_bad, matching
+from pytest_gpuserve.matrix.schema import load_matrix
+from pytest_gpuserve.matrix.validate import validate
+
+ONE = """schema: 1
+arch: [sm120]
+defaults: {env: {E: 1}}
+models:
+  mla: {shape: tiny-mla, gpus: 2}
+  gqa: {shape: tiny-llama}
+axes:
+  attention:
+    triton: {flags: {attention-backend: triton}}
+    fa3: {flags: {attention-backend: fa3}}
+    mla: {flags: {attention-backend: trtllm_mla}, when: {model.attention: mla}}
+  graphs: {on: {}, off: {flags: {disable-cuda-graph: true}}}
+  nccl: {default: {}, tree: {env: {NCCL_ALGO: Tree}, when: {gpus: ">1"}}, tuned: {env: {NCCL_ALGO: Ring}}}
+baseline: {attention: triton, graphs: on, nccl: default}
+exclude: [{when: {model: gqa, graphs: off}, reason: r}]
+"""
+OTHER = """schema: 1
+arch: sm10x
+models: {big: {path: /models/big, attention: dsa, gpus: 8}}
+axes:
+  moe: {auto: {}, cutlass: {flags: {moe: cutlass}, when: {gpus: 1}}}
+baseline: {moe: auto}
+"""
+EXPECT = "{kind: crash, phase: warmup, match: boom}"
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text(ONE)
+    Path("other.yaml").write_text(OTHER)
+
+    def check(*entries: str, today: date = date(2026, 12, 1)) -> list[str]:
+        lines = [f"  - {{id: K{number}, issue: https://x.y/1, {entry}}}\n" for number, entry in enumerate(entries)]
+        Path("kb.yaml").write_text(f"schema: 1\nentries:\n{''.join(lines)}" if lines else "schema: 1\nentries: []\n")
+        found = validate([Path("one.yaml"), Path("other.yaml")], [Path("kb.yaml")], today=today)
+        return [str(problem) for problem in found if problem.where.file == "kb.yaml"]
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("when", "reachable"),
+    [
+        ("{attention: fa3}", True),
+        ("{flag.attention-backend: trtllm_mla, model.attention: mla}", True),
+        ("{flag.attention-backend: trtllm_mla, model.attention: gqa}", False),  # the level's own `when`
+        ("{env.NCCL_ALGO: Tree, graphs: off, attention: fa3}", True),  # three deltas at once
+        ("{env.NCCL_ALGO: Tree, gpus: 1}", False),
+        ("{graphs: off, model: gqa}", False),  # excluded
+        ("{graphs: off, model: mla}", True),
+        ("{arch: sm103, moe: auto}", True),  # a member of the family sm10x
+        ("{arch: sm120, moe: auto}", False),
+        ("{moe: cutlass}", False),  # fits no model
+        ("{env.E: 1}", True),
+        ("{env.E: 1, arch: sm100}", False),
+        ('{flag.attention-backend: "!=triton", gpus: 1}', True),
+    ],
+)
+def test_an_entry_must_match_some_cell_in_any_combination(check, when, reachable):
+    found = check(f"when: {when}, expect: {EXPECT}")
+    assert (not any("matches no cell" in line for line in found)) is reachable
+    assert reachable or len(found) == 1
+
+
+def test_what_an_entry_may_name(check):
+    assert check(
+        f"when: {{atention: fa3}}, expect: {EXPECT}",
+        f"when: {{attention: [triton, fa4]}}, expect: {EXPECT}",
+        f"when: {{model: mlla}}, expect: {EXPECT}",
+        f"when: {{model.atention: mla}}, expect: {EXPECT}",
+        f"when: {{flag.no-such-flag: 1, env.NONE: 1}}, expect: {EXPECT}",
+        f"when: {{flag.attention-backend: flashmla}}, expect: {EXPECT}",
+    ) == [
+        "kb.yaml:3:43: K0: no matrix has an axis 'atention'; did you mean 'attention'?",
+        "kb.yaml:4:43: K1: no axis 'attention' has a level 'fa4'; did you mean 'fa3'?",
+        "kb.yaml:5:43: K2: no matrix has a model 'mlla'; did you mean 'mla'?",
+        "kb.yaml:6:43: K3: no model has 'model.atention'; did you mean 'model.attention'?",
+        "kb.yaml:7:5: K4 matches no cell of any matrix: nothing sets flag.no-such-flag, env.NONE",
+        "kb.yaml:8:5: K5 matches no cell of any matrix: nothing has flag.attention-backend: flashmla",
+    ]
+
+
+def test_entries_past_their_review_are_warned_of(check):
+    entry = f"when: {{attention: fa3}}, expect: {EXPECT}, added: 2026-01-01, review-by: 2026-12-01"
+    assert check(entry, today=date(2026, 12, 1)) == []
+    assert check(entry, today=date(2026, 12, 2)) == [
+        "kb.yaml:3:141: warning: K0 was to be reviewed by 2026-12-01: see whether it still fails, then move the date"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("{kind: crash, match: boom}", "{kind: crash, match: boom}", True),
+        ("{kind: crash, match: boom}", "{kind: crash, match: a boom in the kernel}", True),
+        ("{kind: crash, match: boom}", "{kind: crash, match: bang}", False),
+        ("{kind: crash, match: boom}", '{kind: crash, match-re: "b[o]+m"}', True),
+        ('{kind: crash, match-re: "^x(y|z) [0-9]+$"}', "{kind: crash, match: bang}", False),
+        ("{kind: hang}", "{kind: hang}", True),
+        ("{kind: hang}", "{kind: crash, match: boom}", False),
+        ("{kind: hang, phase: warmup}", "{kind: hang, phase: [weights, import]}", False),
+        ("{kind: hang, phase: warmup}", "{kind: hang, phase: [weights, warmup]}", True),
+    ],
+)
+def test_entries_that_expect_the_same_failure_of_one_cell(check, one, other, overlap):
+    found = check(f"when: {{attention: fa3}}, expect: {one}", f"when: {{graphs: off, model: mla}}, expect: {other}")
+    assert len(found) == overlap
+    if overlap:
+        assert found == [
+            (
+                "kb.yaml:4:5: warning: K1 and K0 (kb.yaml:3:5) expect the same failure of "
+                "sm120-mla-attention.fa3+graphs.off; K1 would explain it"
+            )
+        ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("<0.5.10", ">=0.5.10", False),
+        ("<=0.5.10", ">=0.5.10", True),
+        (">0.5.10", "<0.5.11", True),
+        (">=0.5.10,<0.5.12", ">=0.5.12", False),
+        ("==0.5.*", ">=0.5.23", True),
+        ("==0.5.*", ">=0.6", False),
+        ("!=0.5.10", "==0.5.10", False),
+        (">0.5.10.post1", "<0.5.11", True),
+    ],
+)
+def test_version_ranges_that_do_not_meet_do_not_overlap(check, one, other, meet):
+    hang = "when: {attention: fa3}, expect: {kind: hang}"
+    found = check(f'{hang}, versions: {{sglang: "{one}", torch: ">=2"}}', f'{hang}, versions: {{sglang: "{other}"}}')
+    assert bool(found) is meet
+
+
+def test_entries_that_can_never_meet_do_not_overlap(check):
+    assert check(f"when: {{arch: sm120}}, expect: {EXPECT}", f"when: {{arch: sm100}}, expect: {EXPECT}") == []
+
+
+def test_a_level_that_fits_no_model(check):
+    check()
+    found = validate([Path("one.yaml"), Path("other.yaml")], [])
+    assert [str(problem) for problem in found] == [
+        "other.yaml:5:19: warning: level moe.cutlass fits no model of this matrix: it needs gpus: 1"
+    ]
+
+
+def test_files_that_cannot_be_read_do_not_hide_the_others(check):
+    Path("broken.yaml").write_text("schema: 1\narch: sm120\nmodls: {}\n")
+    Path("kb.yaml").write_text(
+        "schema: 1\nentries:\n"
+        f"  - {{id: A, when: {{x: y}}, expect: {{kind: hang}}, issue: {ISSUE_PLACEHOLDER}}}\n"
+        f"  - {{id: B, when: {{attention: fa9}}, expect: {{kind: hang}}, issue: https://x.y/1}}\n"
+    )
+    found = [str(problem) for problem in validate([Path("one.yaml"), Path("broken.yaml")], [Path("kb.yaml")])]
+    # fa9 may well be a level of the matrix that cannot be read: nothing is said of it.
+    assert [line.partition(": ")[0] for line in found] == ["broken.yaml:1:1", "broken.yaml:3:1", "kb.yaml:3:56"]
+
+
+def test_a_conjunction_over_many_axes_is_answered_in_time(tmp_path):
+    axes = "\n".join(
+        f"  a{i}: {{{', '.join(f'l{j}: {{flags: {{f{i}: {j}}}}}' for j in range(10))}}}" for i in range(12)
+    )
+    base = ", ".join(f"a{i}: l0" for i in range(12))
+    matrix, known = tmp_path / "m.yaml", tmp_path / "kb.yaml"
+    matrix.write_text(
+        f"schema: 1\narch: sm120\nmodels: {{m: {{shape: tiny-llama}}}}\naxes:\n{axes}\nbaseline: {{{base}}}\n"
+    )
+    when = ", ".join(f"a{i}: l9, flag.f{i}: 9" for i in range(12))
+    known.write_text(
+        f"schema: 1\nentries:\n  - {{id: A, when: {{{when}}}, expect: {{kind: hang}}, issue: https://x.y/1}}\n"
+    )
+    began = time.perf_counter()
+    assert validate([matrix], [known]) == []
+    assert time.perf_counter() - began < 2
+
+
+def test_the_shipped_files_have_no_problem():
+    root = packaged_dir().parent
+    found = validate(available(root).values(), [packaged_dir() / "known_bad.yaml"], today=date(2026, 11, 29))
+    assert [str(problem) for problem in found if not problem.warning] == []
+
+
+def test_the_reference_launches_are_cells():
+    matrix = load_matrix(packaged_dir() / "sm120.yaml")
+    cells = {cell.id: cell for cell in expand(matrix, "sm120", versions={"sglang": "0.5.17"})}
+    kimi = cells["sm120-kimi-k2.5-nccl.tuned"]
+    assert kimi.flags["attention-backend"] == "triton"
+    assert kimi.flags["num-continuous-decode-steps"] == 4
+    assert kimi.flags["disable-custom-all-reduce"] is True
+    assert (kimi.gpus, kimi.env["NCCL_BUFFSIZE"]) == (8, str(16 << 20))
+    assert cells["sm120-kimi-k2.5-attention.flashinfer"].flags["attention-backend"] == "flashinfer"
+    glm = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm"]
+    assert glm.not_applicable is None
+    assert glm.flags == {
+        "mem-fraction-static": 0.92,
+        "max-running-requests": 1024,
+        "kv-cache-dtype": "auto",
+        "quantization": "modelopt_fp4",
+        "attention-backend": "flashinfer",
+        "fp8-gemm-backend": "cutlass",
+        "nsa-decode-backend": "trtllm",
+        "nsa-prefill-backend": "trtllm",
+        "moe-runner-backend": "flashinfer_cutlass",
+        "disable-cuda-graph": True,
+        "disable-radix-cache": True,
+    }
+    assert glm.env == {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "5", "NCCL_MIN_NCHANNELS": "8"}
+    tree = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.tree"]
+    known = load_known_bad([packaged_dir() / "known_bad.yaml"])
+    assert any("NCCL" in entry.reason for entry in matching(known, tree, {"sglang": "0.5.17"}))
+    assert cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.wide"].env["NCCL_MIN_NCHANNELS"] == "32"
