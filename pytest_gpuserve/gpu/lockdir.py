@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path, PurePath
 
 from pytest_gpuserve.errors import MachineError, UsageError
@@ -84,7 +83,8 @@ def _make(path: Path) -> None:
     """Make it 0777 in one step, whatever the umask: another user may look between a mkdir and its chmod."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        draft.mkdir(mode=0o700)
     except OSError as error:
         raise MachineError(
             f"the lock directory {path} is missing and cannot be made: {error.strerror}. {_NEXT}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -73,7 +72,7 @@ class Note:
             pid=pid,
             start=process.start_of(pid) or 0,
             namespace=process.pid_namespace(),
-            host=socket.gethostname(),
+            host=os.uname().nodename,
             uid=os.geteuid(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
             boot=boot_id(),
@@ -106,7 +105,7 @@ class Note:
     @property
     def alive(self) -> bool | None:
         """Whether the process that wrote it lives; None if that cannot be told from here (another container)."""
-        if self.namespace != process.pid_namespace() or self.host != socket.gethostname():
+        if self.namespace != process.pid_namespace() or self.host != os.uname().nodename:
             return None
         return self.boot == boot_id() and process.is_alive(self.pid, self.start)
 

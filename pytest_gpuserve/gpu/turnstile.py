@@ -9,7 +9,7 @@ can deadlock. Free GPUs that an earlier ticket waits for are kept for it; all ot
 from __future__ import annotations
 
 import json
-import uuid
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -93,7 +93,7 @@ class Place:
             except PermissionError:
                 pass  # another user made it, and opened it before letting go of the lock
             last = max((int(path.name.partition("-")[0]) for path in self._tickets()), default=0)
-            self._name = f"{last + 1:09d}-{uuid.uuid4().hex}"
+            self._name = f"{last + 1:09d}-{os.urandom(8).hex()}"
             path = self._queue / f"{self._name}.ticket"
             self._lock = take(path, timeout=1.0)
             path.write_text(json.dumps({"count": self._ticket.count, "allowed": self._ticket.allowed}))

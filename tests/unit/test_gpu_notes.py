@@ -6,8 +6,9 @@ import dataclasses
 import fcntl
 import json
 import os
-import signal
 import stat
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -169,18 +170,14 @@ def test_quarantine_tells_reason_and_evidence(tmp_path: Path) -> None:
     assert quarantined(tmp_path) == {UUID: "leak; 76 GiB (now)"}
 
 
-def test_process_with_brackets_and_blanks_in_its_name_is_read(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        with open("/proc/self/comm", "w") as file:
-            file.write("a) R (b c")
-        signal.pause()
-    try:
-        while "a) R" not in process.describe(child):
-            assert process.is_alive(child)
-        assert process.start_of(child)
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert process.start_of(child) is None
-    assert process.describe(child) == f"pid {child} (not visible from here)"
+def test_process_with_brackets_and_blanks_in_its_name_is_read() -> None:
+    code = "open('/proc/self/comm', 'w').write('a) R (b c'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-Sc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        child.stdout.readline()
+        assert process.describe(child.pid) == f"pid {child.pid} (a) R (b c, {process.user_name(os.geteuid())})"
+        assert process.is_alive(child.pid, process.start_of(child.pid))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process.start_of(child.pid) is None
+    assert process.describe(child.pid) == f"pid {child.pid} (not visible from here)"

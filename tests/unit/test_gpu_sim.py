@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
+import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from pytest_gpuserve.model.gpu import GpuProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 GIB = 1 << 30
 
@@ -215,25 +215,38 @@ def test_no_machine_there_is_an_error(tmp_path: Path) -> None:
             act()
 
 
-def _churn(folder: Path, uuid: str, rounds: int) -> None:
-    for _ in range(rounds):
-        charge(folder, uuid, os.getpid(), GIB)
-        charge(folder, uuid, os.getpid(), 2 * GIB)
+WRITER = """
+import os, sys
+from pathlib import Path
+from pytest_gpuserve.gpu.sim import charge
+for turn in range(600):
+    charge(Path(sys.argv[1]), sys.argv[2], os.getpid(), (turn % 2 + 1) << 30)
+print(flush=True)
+input()
+"""
 
 
 def test_readers_see_whole_values_while_several_processes_write(tmp_path: Path) -> None:
     probe = create(tmp_path, "1xsm90")
     uuid = probe.gpus()[0].uuid
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_churn, args=(tmp_path, uuid, 300)) for _ in range(3)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), uuid],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        for _ in range(3)
+    ]
+    streams = [writer.stdout for writer in writers if writer.stdout]
+    done: set[object] = set()
+    while len(done) < len(writers):
+        seen = probe.read(uuid).processes or ()
+        assert {item.memory for item in seen} <= {GIB, 2 * GIB}
+        done |= set(select.select([stream for stream in streams if stream not in done], [], [], 0)[0])
+    assert used(probe) == 3 * 2 * GIB
     for writer in writers:
-        writer.start()
-    seen = set()
-    while any(writer.is_alive() for writer in writers):
-        seen |= {item.memory for item in probe.read(uuid).processes or ()}
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    assert seen <= {GIB, 2 * GIB}
-    assert seen
+        writer.communicate(b"\n")
+        assert writer.returncode == 0
     assert used(probe) == 0
