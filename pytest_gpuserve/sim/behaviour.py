@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class Behaviour:
     escape_session: bool = False
     zombies: int = 0
     hold_memory: float = 0.0
-    port_taken: str | None = field(default=None)
+    port_taken: str | None = None
     log: str | None = None
 
     @property
@@ -115,14 +115,19 @@ def _flag(value: object) -> bool:
     return value
 
 
+def _phase(value: str) -> Phase:
+    # What goes wrong while a server stops, goes wrong while it drains.
+    return Phase.DRAINING if value == Phase.STOPPED else Phase(value)
+
+
 def _crash(value: Mapping[str, Any]) -> Crash:
     text = str(value.get("text", "RuntimeError: simulated crash"))
     code = value.get("exit")
-    return Crash(Phase(value["phase"]), text, None if code is None else int(code))
+    return Crash(_phase(value["phase"]), text, None if code is None else int(code))
 
 
 def _compile(value: Mapping[str, Any]) -> Compile:
-    return Compile(Phase(value["phase"]), _seconds(value["seconds"]))
+    return Compile(_phase(value["phase"]), _seconds(value["seconds"]))
 
 
 def _port_taken(value: object) -> str | None:
@@ -145,7 +150,7 @@ _READERS: dict[str, tuple[str, Any]] = {
     "memory-gib": ("memory", _memory),
     "reject": ("reject", str),
     "crash": ("crash", _crash),
-    "hang": ("hang", Phase),
+    "hang": ("hang", _phase),
     "compile": ("compile", _compile),
     "slow": ("slow", _positive),
     "output": ("output", _text_among(OUTPUTS)),

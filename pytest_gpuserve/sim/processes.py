@@ -25,7 +25,7 @@ def set_title(title: str) -> None:
     The environment, which lies behind the arguments in memory, stays: it carries the marks that a sweep looks for.
     """
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(title.split()[0][:15])
+        Path("/proc/self/comm").write_text(title.split(maxsplit=1)[0][:15])
     with suppress(OSError, ValueError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.sim.devices import OutOfMemory
 from pytest_gpuserve.sim.logs import FLOOD_BYTES
 from pytest_gpuserve.sim.processes import die_with_parent, run_compiler, set_title
 
 if TYPE_CHECKING:
+    import socket
+
     from pytest_gpuserve.sim.behaviour import Behaviour
     from pytest_gpuserve.sim.config import Config
     from pytest_gpuserve.sim.devices import Devices
@@ -31,6 +34,11 @@ SPAWNED = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tr
 
 _GIB = 1 << 30
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure|OutOfMemory)\b")
+_WHERE = (
+    '  File ".../sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process\n'
+    "    scheduler = Scheduler(server_args, port_args)\n"
+    "                ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+)
 _CAPTURE_HINTS = """
 Possible solutions:
 1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)
@@ -58,6 +66,7 @@ class Scheduler:
     ready: int
     left: int
     right: int
+    store: socket.socket | None = None
 
     def run(self) -> None:
         """The process from its first instruction to its end."""
@@ -109,6 +118,7 @@ class Scheduler:
         self.log.line("Init parallel begin.")
         begun = time.monotonic()
         self.devices.require(self.ordinal)
+        self._rendezvous()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if visible.startswith(("GPU-", "MIG-")) and len(self.config.ranks) > 1:
             entry = visible.split(",")[0]
@@ -119,6 +129,25 @@ class Scheduler:
         self._work(Phase.DIST_INIT)
         self.devices.take(self.ordinal, min(_GIB // 2, self.behaviour.memory))
         self.log.line(f"Init parallel ends. elapsed={time.monotonic() - begun:.2f} s")
+
+    def _rendezvous(self) -> None:
+        """The first rank listens on --nccl-port, and keeps it, as the process group's store does."""
+        port = self.config.args["nccl_port"]
+        if port is None or not self._first:
+            return
+        import socket
+
+        self.store = store = socket.socket()
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            store.bind(("127.0.0.1", port))
+            store.listen()
+        except OSError as error:
+            raise Crashed(
+                "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+                f"address. port: {port}, useIpv6: false, code: -{error.errno}, name: EADDRINUSE, message: address "
+                "already in use"
+            ) from error
 
     def _weights(self) -> None:
         if self.config.asked is not None and self._first:
@@ -219,36 +248,41 @@ class Scheduler:
             time.sleep(1.0 if self.behaviour.log != "flood" else 0.1)
 
     def _crash(self) -> None:
-        """The second rank has the first cause, if there is one; the others follow it with an echo."""
+        """While starting, the second rank (if there is one) has the cause, and the others follow it with an echo."""
         crash = self.behaviour.crash
         if crash is None:
             return
-        culprit = min(1, len(self.config.ranks) - 1)
+        started = crash.phase.rank >= Phase.WARMUP.rank  # the ring reaches the first rank first
+        culprit = 0 if started else min(1, len(self.config.ranks) - 1)
         if self.index != culprit:
             time.sleep(0.02)
             raise Crashed(
                 "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3699, remote process exited "
                 "or there was a network error, NCCL version 2.28.9"
             )
-        text = crash.text if _EXCEPTION.match(crash.text) else f"RuntimeError: {crash.text}"
+        text = crash.text
+        if not _EXCEPTION.match(text):  # a library's own words on stderr, before Python's
+            self.log.raw(f"{text}\n")
+            text = f"RuntimeError: {text}"
         if crash.phase is Phase.GRAPH_CAPTURE:
-            text = f"Exception: Capture cuda graph failed: {crash.text}{_CAPTURE_HINTS}"
+            text += (
+                "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+                f"Traceback (most recent call last):\n{_WHERE}"
+                f"Exception: Capture cuda graph failed: {crash.text}{_CAPTURE_HINTS}"
+            )
         raise Crashed(text)
 
     def _hit(self, error: Exception) -> None:
         """SGLang's last words of a scheduler, and the signal that ends the server."""
         if isinstance(error, Crashed):
-            trace, last = "", str(error)
+            where, last = _WHERE, str(error)
         else:
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            kind = {"OutOfMemory": "torch.OutOfMemoryError"}.get(type(error).__name__, type(error).__name__)
-            last = f"{kind}: {error}"
-        where = trace or (
-            '  File ".../sglang/srt/managers/scheduler.py", line 6362, in run_scheduler_process\n'
-            "    scheduler = Scheduler(server_args, port_args)\n"
-            "                ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
-        )
+            where = "".join(traceback.format_tb(error.__traceback__))
+            name = "torch.OutOfMemoryError" if isinstance(error, OutOfMemory) else type(error).__name__
+            last = f"{name}: {error}"
         self.log.line(f"Scheduler hit an exception: Traceback (most recent call last):\n{where}{last}\n")
+        if len(self.config.ranks) > 1:
+            time.sleep(0.1)  # the other ranks' echoes come before main's kill
         with suppress(ProcessLookupError):
             if os.getppid() == self.parent:
                 os.kill(self.parent, signal.SIGQUIT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpuserve.sim.processes import Child, die_with_parent, end_as, fork, kill_tree, set_title
@@ -53,8 +54,8 @@ class Tree:
             os.close(writer)
             self._ready.append(reader)
         left, right, seconds = ring[count][0], ring[count + 1][1], behaviour.phase_seconds
-        readers = tuple(self._ready)
-        self.detokenizer = fork("detokenizer_0", lambda: _detokenize(left, right, seconds), close=readers)
+        body = partial(_detokenize, os.getpid(), left, right, seconds)
+        self.detokenizer = fork("detokenizer_0", body, close=tuple(self._ready))
 
     @property
     def watched(self) -> list[Child]:
@@ -88,10 +89,12 @@ def _track(pipe: int) -> None:
         pass
 
 
-def _detokenize(left: int, right: int, seconds: float) -> None:
+def _detokenize(parent: int, left: int, right: int, seconds: float) -> None:
     set_title(SPAWNED)
     time.sleep(seconds)
     die_with_parent()
+    if os.getppid() != parent:
+        return
     set_title("sglang::detokenizer")
     message = b""
     while message != QUIT:
