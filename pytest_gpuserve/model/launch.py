@@ -8,16 +8,23 @@ means stop and release. Every event has `event` and `t` (seconds since the super
 |---|---|
 | `hello` | `pid` |
 | `waiting` | `seconds`, `holders`: list of text (who holds the GPUs) |
-| `leased` | `gpus`: list of Gpu.to_json(), `seconds` |
-| `spawned` | `pid`, `port`, `nccl_port`, `url`, `argv`, `env` (allow-listed), `dropped_env` (names), `log` |
+| `leased` | `lease` (its id), `gpus`: list of Gpu.to_json(), `seconds`, `unchecked`: list of text |
+| `spawned` | `pid`, `port`, `nccl_port`, `url`, `api_key` (never to be recorded), `lease`, `argv` (secrets replaced), |
+|           | `env` (allow-listed), `dropped_env` (names), `log`, `tmpdir` |
 | `phase` | `phase`, `line` |
-| `tick` | `phase`, `seconds` (in this phase), `quiet` (without progress), `compiling`; once a second |
-| `ready` | `url`, `seconds`, `phases`: {phase: seconds}, `info`: what the server reports of itself, `first_answer` |
-| `failed` | `failure`: Failure.to_json(), `phases`: {phase: seconds}; the server may still run: send `stop` |
-| `stopped` | `teardown`: {rungs: [{rung, seconds, alive}], exit, leftovers: [], removed: [], memory_release_seconds}, |
+| `tick` | `phase`, `seconds` (in this phase), `quiet` (without progress), `compiling`; once a second until `ready`, |
+|        | and while the server is being stopped |
+| `ready` | `url`, `seconds`, `phases`: {phase: seconds}, `info` and `model_info`: what the server reports of itself, |
+|         | `first_answer`: {text, output_ids, seconds} |
+| `failed` | `failure`: Failure.to_json(), `phases`; the server may still run: send `stop` (a hang of |
+|          | a server that was ready kills it at once: the check is blocked in a request and cannot ask for it) |
+| `stopped` | `teardown`: {rungs: [{rung, seconds, alive}], exit, exit_before (null: it lived until `stop`), zombies |
+|           | (reaped), leftovers: [], removed: [], memory_release_seconds (null: not released), log_error}, |
 |           | `failure`: a `leak`, or null |
 | `released` | `quarantined`: list of uuids |
 | `error` | `failure`: an `infra` Failure: the lease could not be had, or the supervisor itself failed |
+
+`watch` carries `on` and `certain` (the caller knows that requests are under way).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.serve.classify import Ending, classify
 from pytest_gpuserve.serve.evidence import gather
+from pytest_gpuserve.serve.kernel import oom_kills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +35,8 @@ AFTER_DEATH_SERVING = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the supervisor knows at the verdict. `began` in seconds since the epoch; `health` is the last word of the
+    """What the supervisor knows at the verdict. `began` in seconds since the epoch, `oom_kills` the
+    count at that time; `health` is the last word of the
     readiness endpoint; `tree` looks at the processes now.
     """
 
@@ -49,10 +51,14 @@ class Circumstances:
     tree: Callable[[], Sequence[Proc]]
     log: Path
     began: float
+    oom_kills: int
 
 
 class Judge:
-    """Decides once. `ended_at` is when main's end was noticed, infinity before; `on_verdict` gets the failure in the loop's thread; the evidence is gathered beside it."""
+    """Decides once. `facts` tells what is known at that time, `ended_at` when main's end was noticed (infinity before).
+
+    `on_verdict` gets the failure in the loop's thread; the evidence is gathered beside it.
+    """
 
     def __init__(
         self,
@@ -101,6 +107,7 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
             python=facts.spec.argv[0],
             phase=facts.phase,
             health=facts.health,
+            began=facts.began,
         )
         return classify(
             Ending(
@@ -111,6 +118,7 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
                 conclusion=evidence.sentence,
                 evidence=evidence.files,
                 kernel=evidence.kernel,
+                oom_kills=oom_kills() - facts.oom_kills,
                 first_dead=facts.deaths.first,
                 model_path=facts.spec.model_path,
             )

@@ -22,6 +22,7 @@ from pytest_gpuserve.serve import judge, procs
 from pytest_gpuserve.serve.compile_lock import CompileLocks
 from pytest_gpuserve.serve.deaths import Deaths
 from pytest_gpuserve.serve.judge import Circumstances, Judge
+from pytest_gpuserve.serve.kernel import oom_kills
 from pytest_gpuserve.serve.litter import SharedMemory, remove_folder
 from pytest_gpuserve.serve.phases import PhaseTracker
 from pytest_gpuserve.serve.ports import acquire_block
@@ -79,6 +80,7 @@ class Server:
         self.endpoints = engine.endpoints(spec.sglang_version)
         self._tracker = PhaseTracker(self._patterns, now=now)
         self._began = now
+        self._oom_kills = oom_kills()
         self._judge = Judge(loop, probe, self._facts, lambda: self.deaths.ended_at, self._fail)
         self._readings = GpuReadings(loop, probe, lease.gpus)
         self._noted: frozenset[int] = frozenset()
@@ -323,9 +325,10 @@ class Server:
             port=self.port,
             health=self._readiness.last,
             uuids=tuple(gpu.uuid for gpu in self.lease.gpus),
-            tree=self._tree,
+            tree=lambda: [proc for proc in self._tree() if proc.state not in "ZX"],
             log=self.log_path,
             began=time.time() - (monotonic() - self._began),
+            oom_kills=self._oom_kills,
         )
 
     def _fail(self, failure: Failure) -> None:

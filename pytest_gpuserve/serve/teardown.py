@@ -33,7 +33,7 @@ __all__ = ["tear_down"]
 
 _ABORT = 2.0
 # A server that has failed, or whose owner is gone, gets less time than a healthy one's `draining` limit.
-_TERM_FAILED = 5.0
+_TERM_FAILED = 3.0
 _TERM_ABANDONED = 5.0
 _KILL = 10.0
 _REAP = 2.0

@@ -1,0 +1,3 @@
+"""Fixtures of the process tests."""
+
+from .supervised import bench  # noqa: F401

@@ -1,0 +1,159 @@
+"""The end of a server: the ladder, escapees, zombies, files, GPU memory. Real processes, simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pytest_gpuserve.gpu import sim
+from pytest_gpuserve.gpu.lease import quarantined
+from pytest_gpuserve.serve import procs
+
+from .supervised import QUICK, Bench, eventually
+
+GIB = 1 << 30
+
+
+def rungs(stopped: dict) -> list[str]:
+    return [rung["rung"] for rung in stopped["teardown"]["rungs"]]
+
+
+def test_a_willing_server_needs_only_sigterm(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec())
+    stopped = supervisor.stop()
+    assert rungs(stopped) == ["abort", "term", "memory"]
+    assert stopped["teardown"]["exit"] == -signal.SIGTERM
+    assert all(rung["alive"] == 0 for rung in stopped["teardown"]["rungs"][1:])
+
+
+def test_a_server_deaf_to_sigterm_is_killed_after_its_drain_limit(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("deaf", "scheduler", limits={"draining": {"stall": 30, "total": 1.5}}))
+    stopped = supervisor.stop()
+    assert rungs(stopped) == ["abort", "term", "kill", "memory"]
+    assert 1.4 < stopped["teardown"]["rungs"][1]["seconds"] < 4
+    assert stopped["teardown"]["exit"] == -signal.SIGKILL
+    assert bench.of("tick")["phase"] == "draining"
+
+
+def test_a_child_in_a_session_of_its_own_is_swept(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("escape"))
+    stopped = supervisor.stop()
+    assert "sweep" in rungs(stopped)
+    assert stopped["teardown"]["leftovers"] == []
+
+
+def test_zombies_are_reaped_and_counted(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("zombies=5"))
+    assert supervisor.stop()["teardown"]["zombies"] == 5
+
+
+def test_shared_memory_that_is_ours_goes_and_a_strangers_stays(bench: Bench) -> None:
+    name = f"gpuserve-test-{os.getpid()}x"
+    stranger = Path("/dev/shm", f"{name}-stranger")
+    try:
+        supervisor = bench.leased()
+        supervisor.launch(bench.spec(f"shm={name}"))
+        pid = bench.of("spawned")["pid"]
+        stopped = supervisor.stop()
+        assert {f"/dev/shm/{name}-mapped", f"/dev/shm/{name}.{pid}.sem"} <= set(stopped["teardown"]["removed"])
+        assert str(stranger) in stopped["teardown"]["leftovers"]
+        assert [path.name for path in Path("/dev/shm").glob(f"{name}*")] == [stranger.name]
+    finally:
+        stranger.unlink(missing_ok=True)
+
+
+def test_gpu_memory_that_comes_back_late_is_waited_for(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec())
+    sim.hold(bench.machine, bench.uuids[0], 40 * GIB, time.monotonic() + 2)
+    stopped = supervisor.stop()
+    assert stopped["failure"] is None
+    assert 0.5 < stopped["teardown"]["memory_release_seconds"] < 4
+    assert supervisor.release()["quarantined"] == []
+
+
+def test_gpu_memory_that_never_comes_back_is_a_leak(bench: Bench) -> None:
+    supervisor = bench.leased(release_timeout=0.5)
+    supervisor.launch(bench.spec())
+    sim.hold(bench.machine, bench.uuids[0], 76 * GIB, None)
+    stopped = supervisor.stop()
+    assert stopped["failure"]["kind"] == "leak"
+    assert "76" in stopped["failure"]["message"]
+    assert "GPU 0" in stopped["failure"]["message"]
+    assert stopped["teardown"]["memory_release_seconds"] is None
+    assert supervisor.release()["quarantined"] == [bench.uuids[0]]
+    assert list(quarantined(bench.locks)) == [bench.uuids[0]]
+
+
+def test_a_foreign_process_on_the_gpu_is_named_and_never_signalled(bench: Bench) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        supervisor = bench.leased(release_timeout=0.5)
+        supervisor.launch(bench.spec())
+        sim.charge(bench.machine, bench.uuids[0], stranger.pid, 12 * GIB)
+        stopped = supervisor.stop()
+        assert str(stranger.pid) in stopped["failure"]["message"]
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_scheduler_that_dies_is_named(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("scheduler"))
+    main = bench.of("spawned")["pid"]
+    scheduler = next(stat for stat in map(procs.read_stat, procs.all_pids()) if stat and stat.ppid == main)
+    # Only what was seen alive under its name can be missed.
+    eventually(lambda: scheduler.pid in {pid for note in bench.supervisors for pid in _noted(bench)})
+    time.sleep(0.6)
+    procs.send_signal(scheduler, signal.SIGKILL)
+    failed = supervisor.verdict(5.0)
+    assert failed["failure"]["kind"] == "crash"
+    assert "sglang::schedul" in failed["failure"]["message"]
+    assert str(scheduler.pid) in failed["failure"]["message"]
+
+
+def _noted(bench: Bench) -> set[int]:
+    from pytest_gpuserve.gpu.notes import read_note
+
+    note = read_note(bench.locks, bench.uuids[0])
+    return {pid for pid, _ in note.pids} if note else set()
+
+
+def test_main_killed_while_serving(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("scheduler"))
+    os.kill(bench.of("spawned")["pid"], signal.SIGKILL)
+    failed = supervisor.verdict(5.0)
+    assert failed["failure"]["kind"] == "crash"
+    assert failed["failure"]["phase"] == "serving"
+    stopped = supervisor.stop()
+    assert stopped["teardown"]["exit_before"] == -signal.SIGKILL
+    assert "kill" in rungs(stopped) or "term" in rungs(stopped)
+
+
+def test_a_stuck_server_is_a_hang_only_while_it_is_watched(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec(limits={"serving": QUICK}))
+    assert supervisor.verdict(2.5) is None
+    supervisor.watch(True, certain=True)
+    failed = supervisor.verdict(10.0)
+    assert failed["failure"]["kind"] == "hang"
+    assert failed["failure"]["phase"] == "serving"
+    # Its end frees the check that waits for an answer.
+    eventually(lambda: not Path(f"/proc/{bench.of('spawned')['pid']}/cmdline").read_bytes(), 5)
+    assert supervisor.stop()["failure"] is None
+
+
+def test_an_idle_server_without_a_token_counter_is_no_hang(bench: Bench) -> None:
+    supervisor = bench.leased()
+    supervisor.launch(bench.spec("no-metrics", limits={"serving": QUICK}))
+    supervisor.watch(True)
+    assert supervisor.verdict(4.0) is None
+    supervisor.watch(False)
