@@ -75,7 +75,7 @@ def _read(reader: Reader, path: Path, shapes: Shapes) -> Matrix | None:
     env = read_env(reader, defaults.get("env"))
     models = read_models(reader, fields.get("models"), shapes)
     axes, whens = _read_axes(reader, fields.get("axes"))
-    vocabulary = vocabulary_of(models, axes, flags=flags, env=env, properties=property_names(shapes))
+    vocabulary = _vocabulary(models, axes, flags=flags, env=env, properties=property_names(shapes))
     axes = _with_whens(reader, axes, whens, vocabulary)
     loads = read_loads(reader, fields.get("loads"))
     matrix = Matrix(
@@ -99,7 +99,14 @@ def _read(reader: Reader, path: Path, shapes: Shapes) -> Matrix | None:
     return matrix
 
 
-def vocabulary_of(
+def vocabulary_of(matrix: Matrix) -> Vocabulary:
+    """What a `when` about this matrix may name, for `scenario.load_scenario`."""
+    properties = {name: None for model in matrix.models.values() for name in model.properties}
+    properties |= dict.fromkeys(property_names(shipped_shapes()))
+    return _vocabulary(matrix.models, matrix.axes, flags=matrix.flags, env=matrix.env, properties=properties)
+
+
+def _vocabulary(
     models: Mapping[str, ModelSpec],
     axes: Mapping[str, Mapping[str, Level]],
     *,

@@ -50,7 +50,8 @@ soup = st.lists(
     st.sampled_from(
         [": ", "- ", "\n", "\n  ", "\n    ", "{", "}", "[", "]", ", ", "&a ", "*a", "!t ", "<<", "? ", "|", ">", "'",
          '"', "#", "---\n", "...\n", "%YAML 1.2\n", "\t", "a", "on", "1", "~", "schema: 1\n", "arch: sm120\n",
-         "models:\n", "axes: {a: {x: {}, y: {}}}\n", "baseline: {a: x}\n", "  m: {shape: tiny-llama}\n", "\x00", "\ufeff", "é"]
+         "models:\n", "axes: {a: {x: {}, y: {}}}\n", "baseline: {a: x}\n", "  m: {shape: tiny-llama}\n", "\x00",
+         "\ufeff", "é"]
     ),
     max_size=40,
 ).map("".join)  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from pytest_gpuserve.errors import FileProblems
 from pytest_gpuserve.matrix.known_bad import load_known_bad
 from pytest_gpuserve.matrix.scenario import Scenario, load_scenario, scenario_from_known_bad
-from pytest_gpuserve.matrix.when import Vocabulary
+from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.sim.behaviour import Behaviour
@@ -95,15 +95,23 @@ def test_every_problem_at_once(problems):
     assert problems((GOLDEN / "scenario.yaml").read_text()) == (GOLDEN / "scenario.txt").read_text().splitlines()
 
 
-def test_rules_must_name_what_some_matrix_has(load, problems):
-    one = Vocabulary({"attention": ("triton", "fa3"), "flag.x": None})
-    other = Vocabulary({"attention": ("fa4",), "nccl": ("tree",)})
-    text = "schema: 1\nrules:\n  - {when: {attention: fa4, flag.x: 1, nccl: tree, gpu: 0}, then: {slow: 2}}\n"
-    assert load(text, vocabularies=[one, other]).rules
-    wrong = "schema: 1\nrules:\n  - {when: {attention: fa5, ncll: tree}, then: {slow: 2}}\n"
-    assert [line.partition(": ")[2] for line in problems(wrong, vocabularies=[one, other])] == [
+def test_rules_must_name_what_some_matrix_has(load, problems, tmp_path):
+    matrices = {
+        "one": "axes: {attention: {triton: {flags: {x: 1}}, fa3: {}}}\nbaseline: {attention: triton}\n",
+        "two": "axes: {attention: {fa4: {}}, nccl: {tree: {env: {V: 1}}}}\nbaseline: {attention: fa4, nccl: tree}\n",
+    }
+    vocabularies = []
+    for name, axes in matrices.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(f"schema: 1\narch: cpu\nmodels: {{{name}: {{shape: tiny-llama}}}}\n{axes}")
+        vocabularies.append(vocabulary_of(load_matrix(path)))
+    when = "{attention: fa4, flag.x: 1, env.V: 1, nccl: tree, gpu: 0, model: two, model.attention: gqa, arch: sm90}"
+    assert load(f"schema: 1\nrules:\n  - {{when: {when}, then: {{slow: 2}}}}\n", vocabularies=vocabularies).rules
+    wrong = "schema: 1\nrules:\n  - {when: {attention: fa5, ncll: tree, flag.y: 1}, then: {slow: 2}}\n"
+    assert [line.partition(": ")[2] for line in problems(wrong, vocabularies=vocabularies)] == [
         "rules[0].when.attention: unknown value 'fa5'; did you mean 'fa4'?",
         "unknown fact 'ncll' in rules[0].when; did you mean 'nccl'?",
+        "unknown fact 'flag.y' in rules[0].when; did you mean 'flag.x'?",
     ]
 
 
