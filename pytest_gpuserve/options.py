@@ -5,6 +5,7 @@ Kept light: it is imported by every pytest run of every project that has the plu
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -265,6 +266,7 @@ def _parsed(option: Option, raw: object, base: Path) -> object:
 def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
     """Every option from its strongest source. UsageError names the source of a value that is wrong."""
     rootdir = config.rootpath
+    _refuse_lost_root(config)
     found: dict[str, Any] = {"report": rootdir / ".gpuserve"}
     for option in TABLE:
         source, raw = next(_values(option, config, environ), (None, None))
@@ -281,6 +283,24 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> S
     if settings.plan and settings.preflight:
         raise pytest.UsageError("--gpu-plan and --gpu-preflight are two different questions: give one of them")
     return settings
+
+
+def _refuse_lost_root(config: pytest.Config) -> None:
+    """UsageError if pytest mistook a path of ours for a test path and so lost the project.
+
+    It looks for the root directory before it knows our options, among all words that are paths.
+    """
+    words = [str(word) for word in config.invocation_params.args]
+    cwd = config.invocation_params.dir
+    if config.inipath is not None or config.rootpath == cwd or not cwd.is_relative_to(config.rootpath):
+        return
+    flags = {option.flag for option in TABLE}
+    for flag, value in itertools.pairwise(words):
+        if flag in flags and (cwd / value).exists() and not (cwd / value).is_relative_to(cwd):
+            raise pytest.UsageError(
+                f"pytest took {value} for a test path, and so {config.rootpath} for the root directory: "
+                f"write {flag}={value}, or give --rootdir"
+            )
 
 
 def docs_table() -> str:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Gate", "Manager"]
 
-# How long the supervisor may take to find out why a check failed: it looks twice a second, and hears exits at once.
-_DEATH_SECONDS = 3.0
-
 
 class Manager:
     """`begin` before each check, `inspect` after it, `end` when the next check wants something else, `finish` a cell.
@@ -217,12 +214,12 @@ class Manager:
         """A check is running against the server, or no more: its lack of progress is judged only then."""
         self._live.watch(armed=armed)
 
-    def inspect(self, cell: Cell, *, suspicious: bool) -> Failure | None:
-        """What ended the server during the check, if something did; `suspicious` if the check itself failed."""
+    def inspect(self, cell: Cell, *, seconds: float) -> Failure | None:
+        """What ended the server during the check, if something did and the supervisor says so within `seconds`."""
         state = self.state(cell)
         if state.handle is None:
             return None
-        return self._live.failure(wait=_DEATH_SECONDS if suspicious else 0.0)
+        return self._live.failure(wait=seconds)
 
     def lost(self, cell: Cell, failure: Failure) -> Failure:
         """The server failed during a check: end it, check the machine. The failure as it is to be reported."""

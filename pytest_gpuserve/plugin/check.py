@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Check"]
 
-_PASSED = Verdict(Outcome.PASSED)
+_NOT_RUN = Verdict(Outcome.NOT_RUN)
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Check:
     last: bool
     gate: Gate
     entries: Sequence[KnownBad]
-    verdict: Verdict = _PASSED
+    verdict: Verdict = _NOT_RUN
     failure: Failure | None = None
     seconds: float = 0.0
     properties: list[tuple[str, object]] = field(default_factory=list)
@@ -51,7 +51,8 @@ class Check:
             return
         if worst((found.outcome, self.verdict.outcome)) is found.outcome:
             self.verdict = found
-        self.show(report, found)
+        if found.outcome is not Outcome.PASSED:
+            self.show(report, found)
 
     def _verdict_of(self, report: pytest.TestReport, error: BaseException | None) -> Verdict | None:
         if isinstance(error, ServerFailed):
@@ -66,7 +67,7 @@ class Check:
             return Verdict(Outcome.SKIPPED, _reason_of(report))
         if report.failed:
             return self._failed(_assertion(report, error))
-        return None
+        return Verdict(Outcome.PASSED) if report.when == "call" else None
 
     def _failed(self, failure: Failure) -> Verdict:
         found = verdict.of_failure(failure, self.entries)

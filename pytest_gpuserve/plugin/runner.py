@@ -102,7 +102,7 @@ class Runner:
         except BaseException as raised:  # noqa: BLE001 - raised again below, unless the server's end explains it
             error = raised
         self.manager.watch(armed=False)
-        failure = self.manager.inspect(check.work.cell, suspicious=_is_failure(error))
+        failure = self.manager.inspect(check.work.cell, seconds=_suspicion(error))
         if failure is not None:
             # What follows is bounded by itself and is none of the test's time.
             _disarm_timeout(item)
@@ -175,8 +175,14 @@ def _same_server(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     return mine is not None and other is not None and (mine.id, stage_of(item)[0]) == (other.id, stage_of(nextitem)[0])
 
 
-def _is_failure(error: BaseException | None) -> bool:
-    return error is not None and not isinstance(error, pytest.skip.Exception)
+def _suspicion(error: BaseException | None) -> float:
+    """How long to wait for the supervisor to say that the server's end is behind this error, in seconds.
+
+    It looks twice a second and hears exits at once; a connection that broke is a strong sign.
+    """
+    if error is None or isinstance(error, (pytest.skip.Exception, ServerFailed)):
+        return 0.0
+    return 3.0 if isinstance(error, OSError) else 1.0
 
 
 def _disarm_timeout(item: pytest.Item) -> None:

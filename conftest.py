@@ -1,0 +1,3 @@
+"""What the project's own tests need of pytest: `pytester` runs pytest inside a test."""
+
+pytest_plugins = ["pytester"]

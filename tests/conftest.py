@@ -1,0 +1,143 @@
+"""A project of a test's own, with the plugin, a small matrix and a simulated machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Loaded by its entry point where the project is installed, by name from a plain checkout.
+INSTALLED = any(point.name == "gpuserve" for point in importlib.metadata.entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "pytest_gpuserve.plugin")
+
+MATRIX = """
+schema: 1
+arch: [sm120]
+models:
+  m: {shape: llama-3, gpus: 1}
+axes:
+  attention:
+    triton: {flags: {attention-backend: triton}}
+    flashinfer: {flags: {attention-backend: flashinfer}}
+  graphs:
+    on: {}
+    off: {flags: {disable-cuda-graph: true}}
+baseline: {attention: triton, graphs: on}
+"""
+FAST = "defaults: {phase-seconds: 0.01, tokens-per-second: 5000, memory-gib: 1}\n"
+
+
+@dataclass
+class Result:
+    """A pytest run: exit code, text, and the record of its latest run (None if there is none)."""
+
+    run: pytest.RunResult
+    folder: Path | None
+
+    @property
+    def code(self) -> int:
+        return int(self.run.ret)
+
+    @property
+    def text(self) -> str:
+        return self.run.stdout.str()
+
+    @property
+    def errors(self) -> str:
+        return self.run.stderr.str()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        assert self.folder is not None, self.text + self.errors
+        return json.loads((self.folder / "run.json").read_text())
+
+    @property
+    def cells(self) -> dict[str, dict[str, Any]]:
+        """The cells' records by id, without the common beginning."""
+        return {cell["id"].removeprefix("sm120-m-"): cell for cell in self.record["cells"]}
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        return {name: cell["outcome"] for name, cell in self.cells.items()}
+
+    @property
+    def checks(self) -> dict[tuple[str, str], str]:
+        return {
+            (check["cell"].removeprefix("sm120-m-"), check["name"]): check["outcome"] for check in self.record["checks"]
+        }
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        assert self.folder is not None
+        return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+
+
+class Project:
+    """Files in a folder, and pytest run in it: `project.run("-n2", scenario="rules: …")`."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+        self.file("matrices/tiny.yaml", MATRIX)
+        self.file("pytest.ini", "[pytest]\n")
+
+    def file(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def scenario(self, rules: str = "", name: str = "scenario.yaml") -> Path:
+        """A fast scenario; `rules` are the items of its list."""
+        body = f"rules:\n{textwrap.indent(textwrap.dedent(rules), '  ')}" if rules else ""
+        return self.file(name, f"schema: 1\n{FAST}{body}")
+
+    def run(
+        self,
+        *args: str,
+        rules: str = "",
+        matrix: str = "tiny",
+        sim: str | None = "4xsm120",
+        inprocess: bool = False,
+        timeout: float = 100,
+    ) -> Result:
+        """Run pytest with the plugin; a subprocess unless told otherwise (xdist, signals and servers want one)."""
+        words = [*PLUGIN, "-p", "no:cacheprovider", "--gpu-matrix", matrix]
+        if sim is not None:
+            words += ["--gpu-sim", sim]
+            if "--gpu-sim-scenario" not in args:
+                words += ["--gpu-sim-scenario", str(self.scenario(rules))]
+        words += args
+        if inprocess:
+            result = self.pytester.runpytest_inprocess(*words)
+        else:
+            result = self.pytester.runpytest_subprocess(*words, timeout=timeout)
+        latest = self.path / ".gpuserve" / "runs" / "latest"
+        return Result(result, latest.resolve() if latest.exists() else None)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """An empty project; no option of ours comes from the environment, and locks are its own."""
+    for name in list(os.environ):
+        if (
+            name.startswith(("GPUSERVE_", "GITHUB_", "PYTEST_TIMEOUT", "PYTEST_XDIST"))
+            or name == "CUDA_VISIBLE_DEVICES"
+        ):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    return Project(pytester)
+
+
+@pytest.fixture
+def plugin_args() -> tuple[str, ...]:
+    """What loads the plugin into a pytest of a test's own."""
+    return PLUGIN

@@ -1,0 +1,170 @@
+"""Options from flag, environment and ini, through pytest's own parser."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpuserve import options
+
+if TYPE_CHECKING:
+    from pytest_gpuserve.model.settings import Settings
+
+
+@pytest.fixture
+def resolve(pytester: pytest.Pytester, plugin_args: tuple[str, ...]):
+    """`resolve("--gpu-plan", ini="gpu_stall = 3", env={…})` → Settings."""
+
+    def parse(*args: str, ini: str = "", env: dict[str, str] | None = None) -> Settings:
+        pytester.makeini(f"[pytest]\n{ini}\n")
+        return options.resolve(pytester.parseconfig(*plugin_args, *args), env or {})
+
+    return parse
+
+
+def test_the_flag_beats_the_environment_beats_the_ini_beats_the_default(resolve) -> None:
+    env = {"GPUSERVE_STALL": "2"}
+    assert resolve().stall is None
+    assert resolve(ini="gpu_stall = 3").stall == 3
+    assert resolve(ini="gpu_stall = 3", env=env).stall == 2
+    assert resolve("--gpu-stall", "1", ini="gpu_stall = 3", env=env).stall == 1
+
+
+def test_every_option_can_be_given_in_every_way(resolve, pytester: pytest.Pytester) -> None:
+    """The three spellings of the table are really read, and give the same value."""
+    pytester.path.joinpath("file.yaml").write_text("")
+    samples = {
+        "matrix": "a,b",
+        "sim": "8xsm120",
+        "sim-scenario": "file.yaml",
+        "strategy": "full",
+        "known-bad": "file.yaml",
+        "floors": "record",
+        "report": "out",
+        "compare": "file.yaml",
+        "budget": "2.5",
+        "server-python": sys.executable,
+        "server-env": "A=1",
+        "lock-dir": "locks",
+        "lock-timeout": "7",
+        "stall": "8",
+        "start-timeout": "9",
+    }
+    simulated = ("--gpu-sim", "1xsm120")
+    default = resolve(*simulated)
+    for option in options.TABLE:
+        extra = () if option.name == "sim" else simulated
+        if option.kind == "switch":
+            by_flag, text = resolve(*extra, option.flag), "true"
+        else:
+            text = samples[option.name]
+            by_flag = resolve(*extra, f"{option.flag}={text}")
+        assert getattr(by_flag, option.field) != getattr(default, option.field)
+        assert resolve(*extra, env={option.env: text}) == by_flag
+        assert resolve(*extra, ini=f"{option.ini} = {text}") == by_flag
+
+
+def test_lists_are_repeatable(resolve, pytester: pytest.Pytester) -> None:
+    one, two = (pytester.path / name for name in ("one.yaml", "two.yaml"))
+    for path in (one, two):
+        path.write_text("")
+    assert resolve("--gpu-known-bad", str(one), "--gpu-known-bad", "two.yaml").known_bad == (one, two)
+    assert resolve(env={"GPUSERVE_KNOWN_BAD": f"{one}:{two}"}).known_bad == (one, two)
+    assert resolve(ini=f"gpu_known_bad =\n  {one}\n  two.yaml").known_bad == (one, two)
+    # Values of variables may hold colons: those are not split.
+    assert resolve(env={"GPUSERVE_SERVER_ENV": "LD_LIBRARY_PATH=/a:/b"}).server_env == ("LD_LIBRARY_PATH=/a:/b",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "wanted"),
+    [
+        ("--gpu-stall", "soon", "a number above 0"),
+        ("--gpu-stall", "-1", "a number above 0"),
+        ("--gpu-budget", "nan", "a number above 0"),
+        ("--gpu-sim", "eight", "a count and an arch, such as 8xsm120"),
+        ("--gpu-sim", "0xsm120", "a count and an arch"),
+        ("--gpu-strategy", "pairwise", "one of one-at-a-time, full, listed"),
+        ("--gpu-floors", "on", "one of check, record, off"),
+        ("--gpu-matrix", " , ", "a matrix name"),
+        ("--gpu-sim-scenario", "none.yaml", "a file that exists"),
+        ("--gpu-server-env", "1A=2", "NAME or NAME=VALUE"),
+        ("--gpu-server-python", "no-such-python", "the path of a Python interpreter"),
+    ],
+)
+def test_a_bad_value_names_its_source_and_what_is_wanted(resolve, flag: str, value: str, wanted: str) -> None:
+    option = next(option for option in options.TABLE if option.flag == flag)
+    # An empty ini value is no value, so pytest's own way of writing is used for all three.
+    for source, given in (
+        (flag, {"args": (flag, value)}),
+        (f"environment variable {option.env}", {"env": {option.env: value}}),
+        (f"ini value {option.ini} in ", {"ini": f"{option.ini} = {value}"}),
+    ):
+        with pytest.raises(pytest.UsageError, match=re.escape(wanted)) as caught:
+            resolve(*given.get("args", ()), ini=given.get("ini", ""), env=given.get("env"))
+        assert str(caught.value).startswith(source)
+
+
+def test_a_switch_in_the_environment_must_be_a_truth_value(resolve) -> None:
+    assert resolve(env={"GPUSERVE_NO_CONTROL": "0"}).no_control is False
+    with pytest.raises(pytest.UsageError, match="GPUSERVE_NO_CONTROL: 'maybe' is not true or false"):
+        resolve(env={"GPUSERVE_NO_CONTROL": "maybe"})
+
+
+def test_paths_start_where_they_were_written(resolve, pytester: pytest.Pytester, monkeypatch) -> None:
+    below = pytester.mkdir("below")
+    pytester.makeini("[pytest]\n")
+    monkeypatch.chdir(below)
+    root = pytester.path
+    assert resolve(f"--rootdir={root}", "--gpu-lock-dir", "locks").lock_dir == below / "locks"
+    assert resolve(f"--rootdir={root}", "--gpu-report", "out").report == root / "out"
+    python = resolve("--gpu-server-python", "./venv/bin/python").server_python
+    assert python == str(below / "venv/bin/python")
+
+
+def test_a_virtual_environments_interpreter_is_not_resolved_to_the_one_it_links_to(resolve, pytester) -> None:
+    link = pytester.path / "python"
+    link.symlink_to(sys.executable)
+    assert resolve("--gpu-server-python", str(link)).python == str(link)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--gpu-matrix", "a", "--gpu-plan", "--gpu-preflight"), "give one of them"),
+        (("--gpu-matrix", "a", "--gpu-sim-scenario", "s.yaml"), "give --gpu-sim NxARCH with it"),
+    ],
+)
+def test_options_that_contradict_each_other(resolve, pytester: pytest.Pytester, args, message) -> None:
+    pytester.path.joinpath("s.yaml").write_text("")
+    with pytest.raises(pytest.UsageError, match=message):
+        resolve(*args)
+
+
+def test_a_path_that_pytest_took_for_a_test_path_is_refused(pytester: pytest.Pytester, plugin_args) -> None:
+    """Before pytest knows our options it looks for its root directory among all words that are paths."""
+    config = pytester.parseconfig(*plugin_args, "--gpu-server-python", sys.executable)
+    with pytest.raises(pytest.UsageError, match=f"write --gpu-server-python={re.escape(sys.executable)}"):
+        options.resolve(config, {})
+    assert (
+        options.resolve(pytester.parseconfig(*plugin_args, f"--gpu-server-python={sys.executable}"), {}).rootdir
+        == pytester.path
+    )
+
+
+def test_a_flag_without_a_matrix_is_not_silently_ignored(pytester: pytest.Pytester, plugin_args) -> None:
+    with pytest.raises(pytest.UsageError, match="--gpu-plan, --gpu-stall: nothing to do without --gpu-matrix"):
+        options.given(pytester.parseconfig(*plugin_args, "--gpu-plan", "--gpu-stall", "3"))
+    assert not options.given(pytester.parseconfig(*plugin_args))
+    assert options.given(pytester.parseconfig(*plugin_args, "--gpu-matrix", "x"))
+
+
+def test_the_docs_table_has_a_line_for_every_option() -> None:
+    lines = options.docs_table().splitlines()[2:]
+    assert len(lines) == len(options.TABLE)
+    for option, line in zip(options.TABLE, lines, strict=True):
+        assert line.startswith(f"| `{option.flag}")
+        assert f"`{option.ini}` | `{option.env}` |" in line
+        assert len(re.findall(r"(?<!\\)\|", line)) == 6
