@@ -81,7 +81,7 @@ class Peer:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A simulated machine of eight GPUs that other users can reach (pytest's own folders are private)."""
-    path = Path(tempfile.mkdtemp(prefix="gpuserve-lease-"))
+    path = Path(tempfile.mkdtemp(prefix="lease-test-"))
     path.chmod(0o755)
     sim.create(path / "sim", "8xsm120")
     (path / "locks").mkdir()
