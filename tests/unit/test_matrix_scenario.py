@@ -148,7 +148,7 @@ entries:
   - {id: W, when: {flag.a: 5}, issue: https://x.y/1, expect: {kind: wrong-output}, confidence: reported}
   - {id: S, when: {flag.a: 6}, issue: https://x.y/1, expect: {kind: slow}}
   - {id: F, when: {flag.a: 7, flag.attention-backend: triton}, issue: https://x.y/1, expect: {kind: fallback}}
-  - {id: H2, when: {flag.a: 2, arch: sm120}, issue: https://x.y/1, expect: {kind: hang, phase: weights}}
+  - {id: A2, when: {flag.a: 2, arch: sm120}, issue: https://x.y/1, expect: {kind: hang, phase: weights}}
 """
 
 

@@ -24,8 +24,9 @@ axes:
     fa3: {flags: {attention-backend: fa3}}
     mla: {flags: {attention-backend: trtllm_mla}, when: {model.attention: mla}}
   graphs: {on: {}, off: {flags: {disable-cuda-graph: true}}}
+  page: {small: {}, large: {flags: {disable-cuda-graph: false}, when: {attention: [fa3, mla]}}}
   nccl: {default: {}, tree: {env: {NCCL_ALGO: Tree}, when: {gpus: ">1"}}, tuned: {env: {NCCL_ALGO: Ring}}}
-baseline: {attention: triton, graphs: on, nccl: default}
+baseline: {attention: triton, graphs: on, page: small, nccl: default}
 exclude: [{when: {model: gqa, graphs: off}, reason: r}]
 """
 OTHER = """schema: 1
@@ -63,6 +64,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("{env.NCCL_ALGO: Tree, gpus: 1}", False),
         ("{graphs: off, model: gqa}", False),  # excluded
         ("{graphs: off, model: mla}", True),
+        ("{page: large}", True),  # its own `when` asks for another delta
+        ("{page: large, attention: triton}", False),
+        ("{page: large, graphs: off}", False),  # the two levels contradict each other
         ("{arch: sm103, moe: auto}", True),  # a member of the family sm10x
         ("{arch: sm120, moe: auto}", False),
         ("{moe: cutlass}", False),  # fits no model
