@@ -20,7 +20,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
     """
     paired = list(pairs(a["cells"], b["cells"]))
     refusal = speed_refusal(a, b)
-    checks_a, checks_b = _checks(a), _checks(b)
+    fail = _failing(paired)
+    checks_a, checks_b = _checks(a, fail), _checks(b, fail)
     rows = [judge(old, new, checks_a, checks_b, refusal) for old, new in paired]
     order = {change: number for number, change in enumerate(Change)}
     rows.sort(key=lambda row: order[row.change])
@@ -39,8 +40,15 @@ def _sglang(record: dict[str, Any]) -> str:
     return f"sglang {(record.get('versions') or {}).get('sglang', '(unknown)')}"
 
 
-def _checks(record: dict[str, Any]) -> Checks:
+def _failing(paired: list[tuple[dict[str, Any] | None, dict[str, Any] | None]]) -> set[str]:
+    """The ids of cells that fail on both sides: only their checks are looked at one by one."""
+    both = [(old, new) for old, new in paired if old and new and old.get("failure") and new.get("failure")]
+    return {cell["id"] for pair in both for cell in pair}
+
+
+def _checks(record: dict[str, Any], wanted: set[str]) -> Checks:
     found: Checks = {}
     for check in record.get("checks") or ():
-        found.setdefault(check["cell"], {})[check["name"]] = check["outcome"]
+        if check["cell"] in wanted:
+            found.setdefault(check["cell"], {})[check["name"]] = check["outcome"]
     return found

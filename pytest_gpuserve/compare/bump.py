@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpuserve.compare.pair import pairs
 from pytest_gpuserve.compare.stack import moved
 from pytest_gpuserve.errors import UsageError
-from pytest_gpuserve.preflight.record import SCHEMA, VOLATILE, VOLATILE_ENV
+from pytest_gpuserve.preflight.record import VOLATILE, VOLATILE_ENV, check_schema, failure_of
+from pytest_gpuserve.report.describe import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from pytest_gpuserve.compare.values import Moved
+    from pytest_gpuserve.model.failure import Failure
 
 __all__ = ["FINDINGS", "Bump", "BumpReport", "BumpRow", "OptionChange", "compare_preflights", "records_of"]
 
 Record = dict[str, Any]
+
+_CHOICES = re.compile(r"\s*\(choose from .*?\)", re.DOTALL)
 
 
 class Bump(StrEnum):
@@ -59,13 +64,18 @@ class OptionChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BumpRow:
-    """One cell. `changes` are `(name, before, after)` of settings; `text` is what SGLang said."""
+    """One cell. `text` is what SGLang said.
+
+    `changes` are `(name, before, after)` of the record's `settings`, what decides how a cell serves; `others` of any
+    other argument, which make no finding.
+    """
 
     change: Bump
     id: str
     arch: str
     text: str = ""
     changes: tuple[tuple[str, str, str], ...] = ()
+    others: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +112,7 @@ def records_of(data: Record, source: str) -> list[Record]:
     for record in records:
         if not isinstance(record, dict) or not {"arch", "status", "options", "cells", "versions"} <= record.keys():
             raise UsageError(f"{source}: not a preflight record: arch, status, options, cells or versions is missing.")
-        schema = record.get("schema")
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise UsageError(
-                f"{source}: a preflight record with schema {schema!r}; this pytest-gpuserve reads up to {SCHEMA}. "
-                "Upgrade pytest-gpuserve here."
-            )
+        check_schema(record, source)
     return list(records)
 
 
@@ -152,20 +157,25 @@ def _warnings(before: Mapping[str, Record], after: Mapping[str, Record]) -> Iter
         for arch, record in records.items():
             if record["status"] != "ok":
                 yield f"the {side} record has no answer for {arch}: {record.get('reason')}"
-    for arch in before.keys() ^ after.keys():
+    for arch in sorted(before.keys() ^ after.keys()):
         yield f"{arch} is in one record only"
-    for arch in before.keys() & after.keys():
-        mine, theirs = (_pretended(record) for record in (before[arch], after[arch]))
-        if mine != theirs and "ok" == before[arch]["status"] == after[arch]["status"]:
-            yield f"{arch}: not the same was pretended, which may itself change answers: {mine} and {theirs}"
+    for arch in sorted(before.keys() & after.keys()):
+        difference = _pretence(before[arch], after[arch])
+        if difference and before[arch]["status"] == after[arch]["status"] == "ok":
+            yield f"{arch}: not the same was pretended, which may itself change answers: {difference}"
 
 
-def _pretended(record: Record) -> str:
-    """Which kernel packages were pretended (their versions follow SGLang's), and on what GPU."""
-    pretended = record.get("pretended") or {}
-    gpu = pretended.get("gpu") or {}
-    names = ", ".join(sorted(pretended.get("modules") or ())) or "no modules"
-    return f"{names} on {gpu.get('count', 0)} × {gpu.get('name', 'no GPU')}"
+def _pretence(a: Record, b: Record) -> str:
+    """In which GPU or kernel packages (by name: their versions follow SGLang's) two pretences differ."""
+    before, after = (record.get("pretended") or {} for record in (a, b))
+    gpus = [
+        f"{gpu.get('count')} × {gpu.get('name')}" if (gpu := one.get("gpu")) else "no GPU" for one in (before, after)
+    ]
+    told = [] if gpus[0] == gpus[1] else [f"{gpus[0]}, then {gpus[1]}"]
+    mine, theirs = (set(one.get("modules") or ()) for one in (before, after))
+    for side, names in (("first", mine - theirs), ("second", theirs - mine)):
+        told += [f"only in the {side}: {', '.join(sorted(names))}"] if names else []
+    return "; ".join(told)
 
 
 def _options(pairs_of_records: list[tuple[Record, Record]]) -> list[OptionChange]:
@@ -214,6 +224,7 @@ def _choices(option: Mapping[str, Any]) -> list[str] | None:
 
 
 def _rows(a: Record, b: Record) -> Iterator[BumpRow]:
+    defaults = _defaults(a["options"], b["options"])
     for old, new in pairs(a["cells"], b["cells"]):
         if old is None or new is None:
             cell = old or new or {}
@@ -221,58 +232,82 @@ def _rows(a: Record, b: Record) -> Iterator[BumpRow]:
             change = Bump.GONE if new is None else Bump.NEW
             yield BumpRow(change=change, id=cell["id"], arch=cell["arch"], text=f"in the {side} record only")
         else:
-            yield _row(old, new)
+            yield _row(old, new, defaults)
 
 
-def _row(old: Record, new: Record) -> BumpRow:
-    def row(change: Bump, text: str = "", changes: tuple[tuple[str, str, str], ...] = ()) -> BumpRow:
-        return BumpRow(change=change, id=new["id"], arch=new["arch"], text=text, changes=changes)
+def _row(old: Record, new: Record, defaults: Collection[tuple[str, str, str]]) -> BumpRow:
+    def row(change: Bump, text: str = "") -> BumpRow:
+        return BumpRow(change=change, id=new["id"], arch=new["arch"], text=text, changes=changes, others=others)
 
+    changes: tuple[tuple[str, str, str], ...] = ()
+    others: tuple[tuple[str, str, str], ...] = ()
     for cell, side in ((new, "second"), (old, "first")):
-        if cell["outcome"] == "unavailable":
+        if cell["outcome"] in ("unavailable", "skipped"):
             return row(Bump.UNAVAILABLE, f"not asked in the {side} record: {cell.get('reason')}")
-    before, after = _refusal(old), _refusal(new)
-    if after and not before:
-        return row(Bump.REJECTED, after)
-    if before and not after:
-        return row(Bump.ACCEPTED, f"was rejected: {before}", _differences(old, new))
-    if before != after:
-        return row(Bump.REJECTED_OTHERWISE, f"{after} (was: {before})")
-    if after:
-        return row(Bump.STILL_REJECTED, after)
-    changes = _differences(old, new)
-    rewritten = sorted((new.get("rewritten") or {}).keys() - (old.get("rewritten") or {}).keys())
-    if rewritten:
-        told = ", ".join(
-            f"{name}: asked {_shown(new['rewritten'][name]['asked'])}, resolved "
-            f"{_shown(new['rewritten'][name]['resolved'])}"
-            for name in rewritten
-        )
-        return row(Bump.REWRITTEN, told, changes)
-    return row(Bump.RESOLVED if changes else Bump.SAME, "", changes)
+    before, after = failure_of(old), failure_of(new)
+    if after is not None:
+        if before is None:
+            return row(Bump.REJECTED, _said(after))
+        if before.signature != after.signature:
+            return row(Bump.REJECTED_OTHERWISE, f"{_said(after)} (was: {_said(before)})")
+        return row(Bump.STILL_REJECTED, _said(after))
+    changes, others = _settings(old, new), _others(old, new, defaults)
+    if before is not None:
+        return row(Bump.ACCEPTED, f"was {_said(before)}")
+    known = old.get("rewritten") or {}
+    told = [
+        f"{name}: asked {_shown(value['asked'])}, resolved {_shown(value['resolved'])}"
+        for name, value in sorted((new.get("rewritten") or {}).items())
+        if name not in known
+    ]
+    if told:
+        return row(Bump.REWRITTEN, ", ".join(told))
+    return row(Bump.RESOLVED if changes else Bump.SAME)
 
 
-def _refusal(cell: Record) -> str:
-    """What SGLang refuses the cell with: its arguments, else its attention registry's gate; empty if it does not."""
-    if cell["outcome"] == "rejected":
-        return str((cell.get("rejection") or {}).get("text") or "rejected")
-    refused = [str(answer) for answer in (cell.get("gate") or {}).values() if str(answer).startswith("rejected: ")]
-    return f"by the attention registry: {refused[0].removeprefix('rejected: ')}" if refused else ""
+def _said(failure: Failure) -> str:
+    """What SGLang refused with, without the list of all choices."""
+    return one_line(_CHOICES.sub("", failure.message))
 
 
-def _differences(old: Record, new: Record) -> tuple[tuple[str, str, str], ...]:
-    """Settings first, then every other argument that both versions resolve, then the variables SGLang sets."""
-    found: dict[str, tuple[str, str]] = {}
-    for part, prefix, left_out in (
-        ("settings", "", VOLATILE),
-        ("resolved", "", VOLATILE),
-        ("env_set", "$", VOLATILE_ENV),
-    ):
-        before, after = old.get(part) or {}, new.get(part) or {}
-        for name in before:
-            if name in after and name not in left_out and before[name] != after[name]:
-                found.setdefault(prefix + name, (_shown(before[name]), _shown(after[name])))
+def _settings(old: Record, new: Record) -> tuple[tuple[str, str, str], ...]:
+    """Changed settings, those that merely follow the common attention backend left out."""
+    found = {
+        name: (before, after) for name, before, after in _changed(old.get("settings"), new.get("settings"), VOLATILE)
+    }
+    for name in ("prefill_attention_backend", "decode_attention_backend"):
+        if found.get(name) == found.get("attention_backend"):
+            found.pop(name, None)
     return tuple((name, before, after) for name, (before, after) in found.items())
+
+
+def _others(old: Record, new: Record, defaults: Collection[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+    """Every other argument that both versions resolve, and the variables SGLang sets; not what a default explains."""
+    told = new.get("settings") or {}
+    found = [
+        change
+        for change in _changed(old.get("resolved"), new.get("resolved"), VOLATILE)
+        if change not in defaults and change[0] not in told
+    ]
+    found += [
+        (f"${name}", before, after)
+        for name, before, after in _changed(old.get("env_set"), new.get("env_set"), VOLATILE_ENV)
+    ]
+    return tuple(found)
+
+
+def _changed(old: Record | None, new: Record | None, left_out: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    for name, before in (old or {}).items():
+        if name in (new or {}) and name not in left_out and before != (new or {})[name]:
+            yield name, _shown(before), _shown((new or {})[name])
+
+
+def _defaults(a: Mapping[str, Record], b: Mapping[str, Record]) -> set[tuple[str, str, str]]:
+    """`(argument, default before, default after)` of the options in both tables."""
+    return {
+        (str(a[flag].get("dest")), _shown(a[flag].get("default")), _shown(b[flag].get("default")))
+        for flag in a.keys() & b.keys()
+    }
 
 
 def _shown(value: Any) -> str:

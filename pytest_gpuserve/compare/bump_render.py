@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.compare.bump import Bump
 from pytest_gpuserve.report.markdown import escape, rows
+from pytest_gpuserve.report.store import dump_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpuserve.compare.bump import BumpReport, BumpRow, OptionChange
 
@@ -41,9 +42,19 @@ def text(report: BumpReport) -> str:
     for change, found in _sections(report):
         lines += ["", f"{change} ({len(found)})"]
         for said, cells in _grouped(found):
-            lines += [f"  {said}" if said else "", f"      {cells}"] if said else [f"  {cells}"]
-    for title, told in _options(report.options):
-        lines += ["", title, *[f"  {line}" for line in told]]
+            lines += [f"  {said}", f"      {cells}"]
+    others = _other(report)
+    for title, told in [
+        *_options(report.options),
+        ("Other arguments resolved otherwise", [": ".join(one) for one in others]),
+    ]:
+        if told:
+            lines += ["", title]
+            lines += [
+                wrapped
+                for line in told
+                for wrapped in wrap(line, 116, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -61,6 +72,8 @@ def markdown(report: BumpReport) -> str:
         lines += [f"### {change} ({len(found)})", "", *rows(("what", "cells"), _grouped(found)), ""]
     for title, told in _options(report.options):
         lines += [f"### {title}", "", *[f"- {escape(line)}" for line in told], ""]
+    others = _other(report)
+    lines += ["### Other arguments resolved otherwise", "", *rows(("what", "cells"), others), ""] if others else []
     return "\n".join(lines)
 
 
@@ -82,11 +95,12 @@ def as_json(report: BumpReport) -> str:
                 "arch": row.arch,
                 "text": row.text,
                 "changes": [{"name": name, "before": before, "after": after} for name, before, after in row.changes],
+                "others": [{"name": name, "before": before, "after": after} for name, before, after in row.others],
             }
             for row in report.rows
         ],
     }
-    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+    return dump_json(data)
 
 
 def _headline(report: BumpReport) -> str:
@@ -106,17 +120,26 @@ def _sections(report: BumpReport) -> list[tuple[Bump, list[BumpRow]]]:
     return [(change, found[change]) for change in Bump if change in found and change is not Bump.SAME]
 
 
-def _grouped(found: Sequence[BumpRow]) -> list[tuple[str, str]]:
+def _grouped(found: Iterable[BumpRow]) -> list[tuple[str, str]]:
     """What happened, with the cells it happened to: one setting that changes for an arch is one line, not fifty."""
+    return _by_text((said, row.id) for row in found for said in [row.text, *_changes(row.changes)] if said)
+
+
+def _other(report: BumpReport) -> list[tuple[str, str]]:
+    return _by_text((said, row.id) for row in report.rows for said in _changes(row.others))
+
+
+def _changes(changes: Iterable[tuple[str, str, str]]) -> list[str]:
+    return [f"{name}: {before} → {after}" for name, before, after in changes]
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
-    for row in found:
-        told = [row.text] if row.text else []
-        told += [f"{name}: {before} → {after}" for name, before, after in row.changes]
-        for said in told or [""]:
-            groups.setdefault(said, []).append(row.id)
+    for said, cell in pairs:
+        groups.setdefault(said, []).append(cell)
     lines = [(said, _cells(cells)) for said, cells in groups.items()]
     left = len(lines) - _LISTED
-    return lines if left <= 0 else [*lines[:_LISTED], (f"… and {left} more; --format json has all", "")]
+    return lines if left <= 0 else [*lines[:_LISTED], (f"… and {left} more", "--format json has all")]
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -125,25 +148,24 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _options(options: Iterable[OptionChange]) -> list[tuple[str, list[str]]]:
-    """Sections with lines; the choices of one flag stand on one line."""
-    sections: dict[str, dict[tuple[str, tuple[str, ...]], list[OptionChange]]] = {}
+    """Sections with lines: names of flags together, the choices of one flag together."""
+    sections: dict[str, list[OptionChange]] = {}
     for change in options:
-        sections.setdefault(change.what, {}).setdefault((change.flag, change.archs), []).append(change)
-    return [
-        (
-            f"{_TITLES[what]} ({sum(map(len, flags.values()))})",
-            [_option(flag, archs, group) for (flag, archs), group in flags.items()],
-        )
-        for what, flags in sections.items()
-    ]
+        sections.setdefault(change.what, []).append(change)
+    return [(f"{_TITLES[what]} ({len(found)})", list(_lines(what, found))) for what, found in sections.items()]
 
 
-def _option(flag: str, archs: tuple[str, ...], changes: Sequence[OptionChange]) -> str:
-    first = changes[0]
-    if first.what.startswith("choice"):
-        said = f"{flag}: {', '.join(change.before or change.after for change in changes)}"
-    elif first.what == "default":
-        said = f"{flag}: {first.before} → {first.after}"
-    else:
-        said = f"{flag}: {first.after}" if first.after else flag
-    return f"{said} (on {', '.join(archs)})" if archs else said
+def _lines(what: str, changes: Iterable[OptionChange]) -> Iterator[str]:
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for change in changes:
+        where = f" (on {', '.join(change.archs)})" if change.archs else ""
+        if what == "default":
+            yield f"{change.flag}: {change.before} → {change.after}{where}"
+        elif what.startswith("choice"):
+            groups.setdefault((f"{change.flag}: ", change.archs), []).append(change.before or change.after)
+        elif change.after:
+            yield f"{change.flag}: {change.after}{where}"
+        else:
+            groups.setdefault(("", change.archs), []).append(change.flag)
+    for (flag, archs), names in groups.items():
+        yield f"{flag}{', '.join(names)}" + (f" (on {', '.join(archs)})" if archs else "")

@@ -12,6 +12,7 @@ __all__ = ["pairs"]
 
 Cell = dict[str, Any]
 Group = tuple[str, str]
+Axes = dict[Group, dict[str, str]]
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
@@ -21,7 +22,8 @@ def pairs(a: list[Cell], b: list[Cell]) -> Iterator[tuple[Cell | None, Cell | No
     Never by order or by the text of an id. An axis that one record does not know stands at the other's baseline, so
     that an axis added to the matrix pairs every old cell with the new one that launches the same thing.
     """
-    missing_in_a, missing_in_b = _defaults(a, b), _defaults(b, a)
+    axes_a, axes_b = _axes(a), _axes(b)
+    missing_in_a, missing_in_b = _missing(axes_a, axes_b), _missing(axes_b, axes_a)
     waiting: dict[Key, list[Cell]] = defaultdict(list)
     for cell in a:
         waiting[_key(cell, missing_in_a)].append(cell)
@@ -33,7 +35,7 @@ def pairs(a: list[Cell], b: list[Cell]) -> Iterator[tuple[Cell | None, Cell | No
             yield cell, None
 
 
-def _key(cell: Cell, defaults: dict[Group, dict[str, str]]) -> Key:
+def _key(cell: Cell, defaults: Axes) -> Key:
     axes = cell["axes"]
     extra = defaults.get((cell["arch"], cell["model"]))
     if extra:
@@ -41,19 +43,18 @@ def _key(cell: Cell, defaults: dict[Group, dict[str, str]]) -> Key:
     return cell["arch"], cell["model"], tuple(sorted(axes.items()))
 
 
-def _defaults(cells: Iterable[Cell], others: Iterable[Cell]) -> dict[Group, dict[str, str]]:
-    """For each arch and model: the axes that only `others` know, at their baseline there."""
-    known = _axes(cells)
-    found = {}
-    for group, baseline in _axes(others).items():
-        if group in known:
-            found[group] = {axis: level for axis, level in baseline.items() if axis not in known[group]}
-    return found
+def _missing(known: Axes, others: Axes) -> Axes:
+    """For each arch and model in both: the axes that only `others` know, at their baseline there."""
+    return {
+        group: {axis: level for axis, level in baseline.items() if axis not in known[group]}
+        for group, baseline in others.items()
+        if group in known
+    }
 
 
-def _axes(cells: Iterable[Cell]) -> dict[Group, dict[str, str]]:
+def _axes(cells: Iterable[Cell]) -> Axes:
     """Each group's axes with their baseline level."""
-    axes: dict[Group, dict[str, str]] = defaultdict(dict)
+    axes: Axes = defaultdict(dict)
     for cell in cells:
         axes[cell["arch"], cell["model"]].update(cell.get("baseline") or {})
     return axes

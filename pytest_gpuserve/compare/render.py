@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.values import Change
 from pytest_gpuserve.report.describe import IMPORTANT
 from pytest_gpuserve.report.markdown import escape, rows
+from pytest_gpuserve.report.store import dump_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ def as_json(comparison: Comparison, patch: Patch | None = None) -> str:
         ],
         "patch": patch.text if patch else "",
     }
-    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+    return dump_json(data)
 
 
 def _row(row: Row) -> dict[str, Any]:

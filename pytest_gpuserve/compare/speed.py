@@ -51,7 +51,10 @@ def undecided(measure: Measure) -> bool:
 def _measure(old: Mapping[str, Any], new: Mapping[str, Any], starts: int, refusal: str) -> Measure:
     before, after = float(old["median"]), float(new["median"])
     change = (after - before) / before if before > 0 else 0.0
-    threshold, note = _threshold(_samples(old), _samples(new), starts)
+    # Below the least difference that ever counts, the noise need not be known.
+    threshold, note = LEAST, ""
+    if abs(change) > LEAST:
+        threshold, note = _threshold(_samples(old), _samples(new), starts)
     reason = refusal or _not_comparable(old, new)
     if reason:
         verdict, note = "not-comparable", reason

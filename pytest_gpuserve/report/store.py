@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Events",
     "cell_folder",
+    "dump_json",
     "new_run_folder",
     "read_cell",
     "read_events",
@@ -73,10 +74,11 @@ def write_json_atomic(path: Path, data: Mapping[str, Any]) -> None:
 
     NaN and infinities, which JSON has not, become null.
     """
-    write_text_atomic(path, _dump(data))
+    write_text_atomic(path, dump_json(data))
 
 
-def _dump(data: Mapping[str, Any]) -> str:
+def dump_json(data: Mapping[str, Any]) -> str:
+    """`data` as the files of a run hold it: see `write_json_atomic`."""
     # The fast encoder writes no indentation: lines are made here, by hand, for the two outer levels only.
     parts = []
     for name, value in data.items():
