@@ -99,13 +99,13 @@ def _flock_holders() -> dict[int, set[int]]:
 def _open_file(pid: int, inode: int) -> str | None:
     """The path under which a process has that file open, None where its descriptors may not be read."""
     try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            try:
-                found = entry.stat().st_ino
-            except OSError:
-                continue
-            if found == inode:
-                return os.readlink(entry.path)  # noqa: PTH115
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                try:
+                    if entry.stat().st_ino == inode:
+                        return os.readlink(entry.path)  # noqa: PTH115
+                except OSError:
+                    continue
     except OSError:
         return None
     return None

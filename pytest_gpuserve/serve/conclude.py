@@ -41,9 +41,9 @@ class Facts:
     """What the evidence holds. `why` is the stall's (empty: the server did not stall, it ended), `quiet` seconds
     without progress, `limit` what was exceeded, `last` the last progress.
 
-    `port_open` is None if unknown; `health` is the status `/health` answers now, empty if it does not; `utilization` the
-    GPUs' highest in percent; `processes` what each did meanwhile; `frames` the main threads' innermost frames by pid;
-    `echo` the line that the log repeated `echoes` times.
+    `port_open` is None if unknown; `health` is the status `/health` answers now, empty if it does not;
+    `utilization` the GPUs' highest in percent; `processes` what each did meanwhile; `frames` the main threads'
+    innermost frames by pid; `echo` the line that the log repeated `echoes` times.
     """
 
     phase: Phase

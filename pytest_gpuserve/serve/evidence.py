@@ -165,7 +165,7 @@ class _Gatherer:
 def _processes(found: _Found, tree: Callable[[], Sequence[Proc]]) -> str:
     before = {(proc.pid, proc.started): proc for proc in tree()}
     began = monotonic()
-    if before:
+    if any(proc.state not in "ZX" for proc in before.values()):
         time.sleep(_WINDOW)
     found.procs = tree()
     window = max(monotonic() - began, 1e-3)
@@ -195,8 +195,8 @@ def _processes(found: _Found, tree: Callable[[], Sequence[Proc]]) -> str:
         rows.append(_ROW.format(proc.pid, proc.ppid, proc.state, *numbers, proc.wchan or "-", one.name))
         rows.append(f"        {proc.cmdline[:2000] or proc.comm}")
     found.activity = tuple(activity)
-    if not found.procs:
-        return "no process of the server is left\n"
+    if all(proc.state in "ZX" for proc in found.procs):
+        rows.append("no process of the server is left alive")
     table = "\n".join(rows)
     stacks = "".join(f"\n\n{name_of(proc)} (pid {proc.pid}), threads\n{_threads(proc.pid)}" for proc in found.procs)
     return f"over {window:.1f} s\n{table}{stacks}\n"

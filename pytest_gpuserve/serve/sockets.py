@@ -88,13 +88,14 @@ def _namespace(pid: int) -> str:
 def _inodes(pid: int) -> set[str]:
     found: set[str] = set()
     try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(entry.path)  # noqa: PTH115
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                try:
+                    target = os.readlink(entry.path)  # noqa: PTH115
+                except OSError:
+                    continue
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
     except OSError:
         return found
     return found

@@ -56,7 +56,7 @@ def dump_stacks(procs: Sequence[Proc], python: str, *, deadline: float) -> list[
 
     def one(proc: Proc) -> Dump:
         text = _run(program, proc, deadline - monotonic())
-        return Dump(proc.pid, name_of(proc), text, frames_of(text))
+        return Dump(proc.pid, name_of(proc), text, frames_of(text, proc.pid))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(one, wanted))
@@ -87,13 +87,15 @@ def _run(program: str, proc: Proc, left: float) -> str:
     return f"py-spy: {reason}{hint if 'ermission' in reason or 'ermitted' in reason else ''}"
 
 
-def frames_of(text: str) -> tuple[str, ...]:
-    """The main thread's frames in a dump, innermost first; files without their folders."""
+def frames_of(text: str, pid: int) -> tuple[str, ...]:
+    """The main thread's frames in a dump of `pid`, innermost first; files without their folders. The thread has a name
+    only if the program has imported `threading`, but always the process's number.
+    """
     frames: list[str] = []
     inside = False
     for line in text.splitlines():
         if line.startswith("Thread "):
-            inside = '"MainThread"' in line
+            inside = '"MainThread"' in line or line.split(maxsplit=2)[1] == str(pid)
         elif inside and (match := _FRAME.match(line)):
             place = match[2].rpartition("/")[2] + (f":{match[3]}" if match[3] else "")
             frames.append(f"{match[1]} ({place})")
