@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Config", "resolve"]
 
 _DEFAULT_CONTEXT = 32_768
-_DEFAULT_VOCABULARY = 32_000
+_DEFAULT_VOCABULARY = 128_000
 # What SGLang chooses where no --attention-backend is given (prototypes/preflight: 0.5.23, real packages): (MHA, MLA).
 _DEFAULT_ATTENTION = {
     "cpu": ("torch_native", "torch_native"),

@@ -81,6 +81,13 @@ class Devices:
         self._held[ordinal] = amount
         charge(self._folder, gpu.uuid, os.getpid(), amount, linger=self._hold)
 
+    def busy(self, ordinal: int, percent: int) -> None:
+        """What readings report of GPU `ordinal`'s use from now on, until somebody says otherwise."""
+        if self._folder is not None and ordinal < len(self._gpus):
+            from pytest_gpuserve.gpu.sim import set_utilization
+
+            set_utilization(self._folder, self._gpus[ordinal].uuid, percent)
+
     def _used(self, ordinal: int) -> int:
         from pytest_gpuserve.gpu.sim import SimProbe
 

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import os
 import time
+import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,9 @@ class Frontend:
                 handler(exchange)
             except ProtocolError as error:
                 exchange.json(error.body, error.status)
+            except Exception:  # noqa: BLE001 - one bad request never ends the server
+                self._log.line(f"Exception in ASGI application\n{traceback.format_exc()}")
+                exchange.answer(500, b"Internal Server Error", "text/plain; charset=utf-8")
 
     def _allowed(self, exchange: Exchange) -> bool:
         if not self._key or exchange.method == "OPTIONS" or exchange.path.startswith(_OPEN):

@@ -39,7 +39,7 @@ def body_of(exchange: Exchange) -> dict[str, Any]:
     """The JSON object that was sent; ProtocolError for anything else."""
     try:
         content = json.loads(exchange.body or b"null")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _openai_error(f"1 validation error:\n  {{'type': 'json_invalid', 'msg': '{error}'}}") from error
     if not isinstance(content, dict):
         raise _openai_error(

@@ -118,6 +118,7 @@ class Scheduler:
         self.log.line("Init parallel begin.")
         begun = time.monotonic()
         self.devices.require(self.ordinal)
+        self.devices.busy(self.ordinal, 0)
         self._rendezvous()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if visible.startswith(("GPU-", "MIG-")) and len(self.config.ranks) > 1:
@@ -239,7 +240,11 @@ class Scheduler:
             self._crash()
 
     def _hang(self, phase: Phase) -> NoReturn:
-        """For ever. In graph capture as seen in the field: one byte a second, an idle GPU, main polling."""
+        """For ever. In graph capture as seen in the field: one byte a second, an idle GPU, main polling. In the warm-up
+        as a collective that never ends: the GPU is at 100 %.
+        """
+        if phase is Phase.WARMUP:
+            self.devices.busy(self.ordinal, 100)
         spinning = os.open("/dev/null", os.O_WRONLY) if phase is Phase.GRAPH_CAPTURE else None
         while True:
             if spinning is not None:

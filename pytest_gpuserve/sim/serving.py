@@ -28,6 +28,7 @@ __all__ = ["serve"]
 
 _PULSE = 0.25  # seconds between looks at the ring while requests run
 _SILENCE = 1.0  # seconds without an answer after which tokens stop: a rank is stopped, or compiles
+_BUSY = 95  # percent of GPU use while requests run
 _DRAIN_LOOK = 0.05  # SGLang looks every five seconds; nobody wants to wait for a simulation
 _DRAIN_REPORT = 5.0
 _SCHEDULER_EXIT = 5.0
@@ -46,6 +47,7 @@ class _Main:
         self.log = tree.log
         self.begun = begun
         self.stopping = False
+        self.used = 0
         self.terminated = asyncio.Event()
 
     async def run(self, *, port_taken: bool) -> None:
@@ -121,10 +123,11 @@ class _Main:
         self.log.line("The server is fired up and ready to roll!")
 
     async def _pulse(self) -> None:
-        """While requests run: no token without a ring that turns; a line about the batch once a second."""
+        """While requests run: no token without a ring that turns; a line about the batch once a second; busy GPUs."""
         beat = 0
         while True:
             await asyncio.sleep(_PULSE)
+            self._use_gpus(_BUSY if self.clock.running else 0)
             if not self.clock.running:
                 continue
             beat += 1
@@ -135,6 +138,12 @@ class _Main:
                 self.clock.pause()
                 await answer
                 self.clock.resume()
+
+    def _use_gpus(self, percent: int) -> None:
+        if percent != self.used:
+            self.used = percent
+            for ordinal in self.tree.ordinals:
+                self.tree.devices.busy(ordinal, percent)
 
     def _sigterm(self) -> None:
         self.log.line("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
@@ -171,6 +180,7 @@ class _Main:
     async def _stop(self) -> None:
         """Schedulers release their memory and go, then the rest of the tree, then main: exit 0."""
         self.stopping = True
+        self._use_gpus(0)
         self.ring.send(QUIT)
         deadline = time.monotonic() + _SCHEDULER_EXIT
         while not all(child.reap() for child in self.tree.watched) and time.monotonic() < deadline:

@@ -25,6 +25,7 @@ class Tree:
 
     def __init__(self, config: Config, behaviour: Behaviour, devices: Devices, log: Log) -> None:
         self.config = config
+        self.devices = devices
         self.log = log
         self.schedulers: list[Child] = []
         self._ready: list[int] = []
@@ -35,6 +36,7 @@ class Tree:
         self.tracker = fork("resource_tracker", lambda: _track(tracker_read), close=(tracker_write,))
         os.close(tracker_read)
         base, step = int(config.args["base_gpu_id"]), int(config.args["gpu_id_step"])
+        self.ordinals = [base + index * step for index in range(count)]
         for index, rank in enumerate(config.ranks):
             reader, writer = os.pipe()
             scheduler = Scheduler(
@@ -43,7 +45,7 @@ class Tree:
                 devices=devices,
                 log=log.of_rank(rank),
                 index=index,
-                ordinal=base + index * step,
+                ordinal=self.ordinals[index],
                 parent=os.getpid(),
                 ready=writer,
                 left=ring[index][0],

@@ -10,12 +10,15 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from pytest_gpuserve.gpu import sim as gpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STARTED = 30.0
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_gpuserve.engine.log import fallback_lines
+from pytest_gpuserve.gpu.sim import SimProbe
 
 GIB = 1 << 30
 STARTUP = ("import", "dist-init", "weights", "kv-cache", "graph-capture")
@@ -141,6 +142,12 @@ def test_a_hang_in_graph_capture_writes_one_byte_a_second_on_an_idle_gpu(launch,
     assert b["wchar"] - a["wchar"] == b["syscw"] - a["syscw"]
     assert later.user + later.system - cpu.user - cpu.system < 0.1
     assert server.memory() == 5 * GIB
+
+
+def test_a_hang_in_the_warm_up_spins_the_gpu(launch, machine, wait_until):
+    launch({"hang": "warmup"}, machine=machine)
+    probe = SimProbe(machine)
+    wait_until(lambda: probe.read(probe.gpus()[0].uuid).utilization == 100, "a spinning GPU")
 
 
 def test_hang_while_serving_keeps_health_and_counters_and_gives_no_token(launch):

@@ -224,6 +224,21 @@ def test_a_taken_nccl_port_is_a_crash_in_dist_init(launch):
     assert "DistNetworkError: The server socket has failed to listen on any local network address" in server.log
 
 
+def test_gpus_are_busy_while_requests_run(launch, machine, wait_until):
+    server = launch({"tokens-per-second": 50}, "--tp-size", "2", machine=machine).ready()
+    probe = SimProbe(machine)
+
+    def use() -> list[int]:
+        return [probe.read(gpu.uuid).utilization for gpu in probe.gpus()]
+
+    assert use() == [0, 0]
+    client = threading.Thread(target=server.generate, kwargs={"tokens": 50})
+    client.start()
+    wait_until(lambda: use() == [95, 95], "busy GPUs")
+    client.join()
+    wait_until(lambda: use() == [0, 0], "idle GPUs")
+
+
 def refused(launch, *flags: str):
     server = launch({}, *flags)
     return server, server.exit()
