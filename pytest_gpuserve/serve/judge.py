@@ -8,8 +8,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.model.failure import Failure, Kind
-from pytest_gpuserve.serve.classify import Ending, classify
-from pytest_gpuserve.serve.evidence import gather
 from pytest_gpuserve.serve.kernel import oom_kills
 
 if TYPE_CHECKING:
@@ -96,6 +94,10 @@ class Judge:
 def judge(facts: Circumstances, probe: Probe) -> Failure:
     """Gathers evidence into the cell's folder (at most 15 s) and says what went wrong. Never raises."""
     try:
+        # 40 ms of imports that a server which does not fail never needs.
+        from pytest_gpuserve.serve.classify import Ending, classify
+        from pytest_gpuserve.serve.evidence import gather
+
         evidence = gather(
             Path(facts.spec.folder),
             tree=facts.tree,

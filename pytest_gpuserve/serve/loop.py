@@ -41,7 +41,7 @@ class Loop:
     """`turn` handles what is ready once; `wait` turns until a condition holds. Handlers may call `wait` themselves."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()  # epoll refuses /dev/null as stdin
         self._timers: list[Timer] = []
         self._answers: list[tuple[Callable[[Any], object], Any]] = []
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 _LOOK = 0.5
+_LOOK_CLOSE = 0.1
 _POKE = 0.1
 _TICK = 1.0
 _LITTER = 5.0
@@ -138,9 +139,10 @@ class Server:
             on_refusal=self._refuses,
         )
         self._meter = LoadMeter(self.loop, self.port, self.api_key, self.endpoints)
+        self._looks = self.loop.every(_LOOK, self._look, first=0.0)
         self._timers = [
+            self._looks,
             self.loop.every(_POKE, self._poke),
-            self.loop.every(_LOOK, self._look, first=0.0),
             self.loop.every(_TICK, self._tick),
             self.loop.every(_LITTER, self.observe_litter),
         ]
@@ -250,6 +252,9 @@ class Server:
             load=self._meter.load,
         )
         self.status = self._watch.look(look)
+        # A verdict may be due before the next look.
+        left = self.limits[self.phase].stall - self.status.quiet if self.phase in self.limits else _LOOK
+        self._looks.period = _LOOK_CLOSE if 0 < left < _LOOK else _LOOK
         if self.status.stall and not self.stopping:
             self._judge.condemn(0.0)
 

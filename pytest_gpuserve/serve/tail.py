@@ -13,10 +13,11 @@ import fcntl
 import os
 import re
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["CappedFile", "LogPump", "Splitter"]
 
@@ -24,8 +25,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\
 _LONGEST = 16 << 10
 _RECENT = 1 << 20
 _PIPE = 1 << 20
-# Lines a turn that are looked at: a flood of millions must not cost the supervisor its deadlines.
-_EAGER = 500
+# A flood of millions of lines must not cost the supervisor its deadlines. A burst is looked at in full, and a steady
+# stream up to that many lines a second; of more, some at both ends of each piece.
+_BURST = 20_000
+_PER_SECOND = 2_000
+_EDGE = 50
 
 
 class CappedFile:
@@ -85,22 +89,32 @@ class CappedFile:
 
 
 class Splitter:
-    """Bytes to lines: a carriage return ends a line too (progress bars), escapes and control characters are dropped."""
+    """Bytes to lines: a carriage return ends a line too (progress bars), escapes and control characters are dropped.
 
-    def __init__(self) -> None:
+    Of a flood only some lines are given; `skipped` counts the others.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.skipped = 0
         self._rest = b""
+        self._clock = clock
+        self._allowance = float(_BURST)
+        self._filled = clock()
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines `data` completes, without empty ones; of a flood the first and the last few hundred."""
+        """The lines `data` completes, without empty ones."""
         *whole, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         if len(rest) > _LONGEST:
             whole.append(rest)
             rest = b""
         self._rest = rest
-        if len(whole) > 2 * _EAGER:
-            self.skipped += len(whole) - 2 * _EAGER
-            whole = whole[:_EAGER] + whole[-_EAGER:]
+        now = self._clock()
+        self._allowance = min(_BURST, self._allowance + _PER_SECOND * (now - self._filled))
+        self._filled = now
+        if len(whole) > max(self._allowance, 2 * _EDGE):
+            self.skipped += len(whole) - 2 * _EDGE
+            whole = whole[:_EDGE] + whole[-_EDGE:]
+        self._allowance = max(0.0, self._allowance - len(whole))
         return list(_texts(whole))
 
     def flush(self) -> list[str]:

@@ -48,11 +48,16 @@ def test_a_line_that_never_ends_is_cut() -> None:
     assert len(lines[0]) == 16 << 10
 
 
-def test_of_a_flood_both_ends_are_looked_at() -> None:
-    splitter = Splitter()
-    lines = splitter.feed(b"".join(b"%d\n" % n for n in range(100_000)))
-    assert (lines[0], lines[-1]) == ("0", "99999")
-    assert len(lines) + splitter.skipped == 100_000
+def test_a_burst_is_read_in_full_and_a_flood_at_its_ends() -> None:
+    now = [0.0]
+    splitter = Splitter(lambda: now[0])
+    piece = b"".join(b"%d\n" % n for n in range(10_000))
+    assert len(splitter.feed(piece)) == len(splitter.feed(piece)) == 10_000
+    flood = splitter.feed(piece)
+    assert (flood[0], flood[-1]) == ("0", "9999")
+    assert len(flood) + splitter.skipped == 10_000
+    now[0] = 60.0
+    assert len(splitter.feed(piece)) == 10_000
 
 
 @given(st.lists(st.binary(min_size=1, max_size=3000), max_size=40), st.integers(4096, 9000))
