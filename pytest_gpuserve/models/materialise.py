@@ -67,7 +67,7 @@ def materialise(
         return local.resolve()
     if spec.shape is None:
         raise UsageError(f"model {spec.name} has neither a shape nor a path")
-    config = shapes.config_of(spec.shape, layers=spec.layers, quantization=spec.properties.get("quantization", "none"))
+    config = shapes.config_of(spec.shape, layers=spec.layers, quantization=spec.properties.get("quantization"))
     root = cache or cache_dir()
     folder = root / f"{spec.shape}-{config['num_hidden_layers']}-{_digest(config, weights=weights)}"
     if folder.is_dir():

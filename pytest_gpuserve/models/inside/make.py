@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,80 +24,82 @@ if TYPE_CHECKING:
 
 # A prime: no tensor's row length divides it, so a tensor longer than the pool repeats nothing at the same column.
 POOL = 16_777_259
-BLOCK = 128
-# fp8 e4m3 reaches 448; normal numbers times 64 stay inside it up to 7 sigma.
-FP8_SPREAD = 64.0
+E8M0_BIAS = 127
+
+_STORED = {
+    "bf16": ("BF16", torch.bfloat16),
+    "f32": ("F32", torch.float32),
+    "scale-f32": ("F32", torch.float32),
+    "fp8": ("F8_E4M3", torch.float8_e4m3fn),
+    "scale-fp8": ("F8_E4M3", torch.float8_e4m3fn),
+    "bits": ("U8", torch.uint8),
+    "e8m0": ("U8", torch.uint8),
+}
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "little")
+
+
+def _bytes(tensor: Any) -> bytes:
+    raw: bytes = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return raw
 
 
 class Pool:
-    """Seeded normal numbers, as bf16 at any scale and as fp8 at one."""
+    """Seeded normal numbers, stored at each type and scale that was asked for."""
 
     def __init__(self, seed: int) -> None:
-        self.normal = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
-        self.scaled: dict[tuple[str, float], Any] = {}
+        self.generator = torch.Generator().manual_seed(seed)
+        self.normal = torch.randn(POOL, generator=self.generator)
+        self.stored: dict[tuple[str, float], Any] = {}
 
-    def draw(self, name: str, count: int, kind: str, std: float) -> Iterator[bytes]:
-        """`count` numbers of standard deviation `std` for the tensor `name`, as raw bytes in pieces."""
-        key = (kind, std if kind != "fp8" else FP8_SPREAD)
-        if key not in self.scaled:
-            dtype = {"bf16": torch.bfloat16, "f32": torch.float32, "fp8": torch.float8_e4m3fn}[kind]
-            self.scaled[key] = (self.normal * key[1]).to(dtype).view(torch.uint8).numpy()
-        raw = self.scaled[key]
+    def draw(self, tensor: Tensor) -> Iterator[bytes]:
+        """The random numbers of `tensor`, as raw bytes in pieces."""
+        key = (tensor.kind, tensor.std)
+        if key not in self.stored:
+            if tensor.kind == "bits":
+                numbers = torch.randint(0, 256, (POOL,), generator=self.generator, dtype=torch.uint8)
+            else:
+                numbers = (self.normal * tensor.std).to(_STORED[tensor.kind][1])
+            self.stored[key] = numbers.view(torch.uint8).numpy()
+        raw = self.stored[key]
         size = raw.nbytes // POOL
-        offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % POOL
+        count, offset = math.prod(tensor.shape), _seed(tensor.name) % POOL
         while count:
             take = min(count, POOL - offset)
             yield raw[offset * size : (offset + take) * size].tobytes()
             count, offset = count - take, 0
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def _scales(tensor: Tensor) -> Any:
+    """Scales that differ from place to place, so that one read at a wrong place shows in the output."""
+    generator = torch.Generator().manual_seed(_seed(tensor.name))
+    spread = torch.rand(tensor.shape, generator=generator)
+    if tensor.kind == "e8m0":
+        exponent = torch.floor(math.log2(tensor.value) + spread * 2 - 0.5)
+        return (exponent + E8M0_BIAS).to(torch.uint8)
+    return ((spread * 0.75 + 0.65) * tensor.value).to(_STORED[tensor.kind][1])
 
 
-def _with_scales(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Every tensor, and after each fp8 one its block scales (`weight_scale_inv`, f32, one per 128 × 128 block)."""
-    for tensor in tensors:
-        yield tensor
-        if tensor.kind == "fp8":
-            blocks = tuple((size + BLOCK - 1) // BLOCK for size in tensor.shape)
-            yield Tensor(f"{tensor.name}_scale_inv", blocks, value=tensor.std / FP8_SPREAD, kind="scale")
-
-
-def _scales(tensor: Tensor) -> bytes:
-    """Scales that differ from block to block by up to a factor of two, so that a scale read at a wrong place shows."""
-    generator = torch.Generator().manual_seed(
-        int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:4], "little")
-    )
-    spread = torch.rand(tensor.shape, generator=generator) * 0.75 + 0.65
-    raw: bytes = (spread * tensor.value).to(torch.float32).numpy().tobytes()
-    return raw
-
-
-def _write(out: BinaryIO, tensor: Tensor, pool: Pool) -> None:
-    if tensor.kind == "scale":
-        out.write(_scales(tensor))
-    elif tensor.std:
-        out.writelines(pool.draw(tensor.name, _count(tensor.shape), tensor.kind, tensor.std))
+def _content(tensor: Tensor, pool: Pool) -> Iterator[bytes]:
+    if tensor.kind in ("scale-f32", "scale-fp8", "e8m0"):
+        yield _bytes(_scales(tensor))
+    elif tensor.std or tensor.kind == "bits":
+        yield from pool.draw(tensor)
     else:
-        dtype = torch.float32 if tensor.kind == "f32" else torch.bfloat16
-        out.write(torch.full(tensor.shape, tensor.value, dtype=dtype).view(torch.uint8).numpy().tobytes())
+        yield _bytes(torch.full((math.prod(tensor.shape),), tensor.value, dtype=_STORED[tensor.kind][1]))
 
 
 def make(folder: Path, seed: int = 0) -> None:
     """Write `model.safetensors` beside `config.json` in `folder`."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = list(_with_scales(tensors_of(config)))
-    sizes = {"bf16": ("BF16", 2), "f32": ("F32", 4), "scale": ("F32", 4), "fp8": ("F8_E4M3", 1)}
+    tensors = tensors_of(json.loads((folder / "config.json").read_text()))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:
-        dtype, size = sizes[tensor.kind]
-        end = at + _count(tensor.shape) * size
-        header[tensor.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        name, dtype = _STORED[tensor.kind]
+        end = at + math.prod(tensor.shape) * dtype.itemsize
+        header[tensor.name] = {"dtype": name, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -105,7 +108,7 @@ def make(folder: Path, seed: int = 0) -> None:
         out.write(len(text).to_bytes(8, "little"))
         out.write(text)
         for tensor in tensors:
-            _write(out, tensor, pool)
+            out.writelines(_content(tensor, pool))
 
 
 if __name__ == "__main__":
