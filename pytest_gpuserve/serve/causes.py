@@ -239,10 +239,8 @@ class _Reader:
             self.found.append(Cause("argparse", match[1], at, block=(line,)))
         elif "NCCL WARN" in line and (match := _NCCL.search(line)):
             self.found.append(Cause("nccl", match[1], at, block=(line,)))
-        elif ("crashed with" in line or "died during" in line) and (match := _DIED.search(line)):
-            name = match["name"] or match["rank"]
-            ended = _ended(name, match["pid"], int(match["code"] or match["status"]))
-            self.found.append(Cause("died", ended, at, who=name, block=(line,)))
+        elif ended := _ended(line):
+            self.found.append(Cause("died", ended, at, block=(line,)))
         elif "watchdog timeout" in line and (match := _WATCHDOG.search(line)):
             self.found.append(Cause("watchdog", match[1], at, block=(line,)))
         elif _NATIVE_HINT.search(line):
@@ -251,9 +249,14 @@ class _Reader:
                 self.found.append(Cause("native", match[1].strip(), at, block=(line,)))
 
 
-def _ended(name: str, pid: str | None, code: int) -> str:
-    where = f" (pid {pid})" if pid else ""
-    return f"{name}{where} died with {f'signal {-code}' if code < 0 else f'exit status {code}'}"
+def _ended(line: str) -> str | None:
+    """The death of a process that this line reports, without SGLang's guess at the reason."""
+    match = _DIED.search(line) if "crashed with" in line or "died during" in line else None
+    if match is None:
+        return None
+    code = int(match["code"] or match["status"])
+    who = f"{match['name']} (pid {match['pid']})" if match["name"] else match["rank"]
+    return f"{who} died with {f'signal {-code}' if code < 0 else f'exit status {code}'}"
 
 
 def _cause_of(trace: _Trace) -> Cause:
@@ -265,10 +268,11 @@ def _cause_of(trace: _Trace) -> Cause:
         if not (said_again or caused):
             break
         chosen = earlier
+    ended = _ended(chosen.line)
     block = [line for raised in trace.raised for line in (raised.line, *raised.message[1:]) if line.strip()]
     return Cause(
-        kind="fatal" if trace.fatal else "traceback",
-        line=chosen.line,
+        kind="died" if ended else "fatal" if trace.fatal else "traceback",
+        line=ended or chosen.line,
         at=trace.raised[0].at,
         who=trace.who,
         type=chosen.type,
