@@ -130,6 +130,15 @@ class LaunchSpec:
     port: int | None = None
     simulated: bool = False
 
+    @property
+    def limit_table(self) -> dict[Phase, Limits]:
+        """The default limits, and those given here for what they set."""
+        given = {
+            phase: {name: value for name, value in limits.items() if value is not None}
+            for phase, limits in self.limits.items()
+        }
+        return limits_from(given, None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
 from pytest_gpuserve.model.failure import Failure, Kind
-from pytest_gpuserve.model.launch import limits_from
 from pytest_gpuserve.model.phase import Phase
-from pytest_gpuserve.serve import judge, procs
+from pytest_gpuserve.serve import judge, procs, spawn
 from pytest_gpuserve.serve.compile_lock import CompileLocks
 from pytest_gpuserve.serve.deaths import Deaths
 from pytest_gpuserve.serve.judge import Circumstances, Judge
@@ -28,8 +27,8 @@ from pytest_gpuserve.serve.phases import PhaseTracker
 from pytest_gpuserve.serve.ports import acquire_block
 from pytest_gpuserve.serve.readiness import Readiness, excerpt
 from pytest_gpuserve.serve.readings import GpuReadings
+from pytest_gpuserve.serve.reap import end_by_force
 from pytest_gpuserve.serve.serving import LoadMeter
-from pytest_gpuserve.serve.spawn import HOST, environment, fill, make_tmpdir, recorded, redact, spawn
 from pytest_gpuserve.serve.tail import CappedFile, LogPump
 from pytest_gpuserve.serve.watch import Look, Status, Watch
 
@@ -93,35 +92,32 @@ class Server:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self._log = CappedFile(str(self.log_path), spec.log_cap)
             undo.callback(self._log.close)
-            self.tmpdir = make_tmpdir(lease.id)
+            self.tmpdir = spawn.make_tmpdir(lease.id)
             undo.callback(remove_folder, self.tmpdir)
             self.shm = SharedMemory()
-            self._start(run_id)
+            self._start(run_id, undo)
             undo.pop_all()
 
-    def _start(self, run_id: str) -> None:
-        marks = {
-            "GPUSERVE_RUN_ID": run_id,
-            "GPUSERVE_LEASE": self.lease.id,
-            "GPUSERVE_SUPERVISOR": procs.identity(os.getpid()),
-        }
-        env, dropped = environment(self.spec, os.environ, gpus=self.lease.gpus, tmpdir=self.tmpdir, marks=marks)
-        ports = {"port": self.port, "nccl_port": self._block.nccl_port}
-        argv = fill(self.spec.argv, api_key=self.api_key, **ports)
-        self.limits = limits_from(
-            {
-                name: {limit: value for limit, value in given.items() if value is not None}
-                for name, given in self.spec.limits.items()
-            },
-            None,
+    def _start(self, run_id: str, undo: ExitStack) -> None:
+        command = spawn.command(
+            self.spec,
+            os.environ,
+            gpus=self.lease.gpus,
+            tmpdir=self.tmpdir,
+            marks=spawn.marks(run_id, self.lease.id),
+            ports=(self.port, self._block.nccl_port),
+            api_key=self.api_key,
         )
+        self.url = str(command.shown["url"])
+        self.limits = self.spec.limit_table
         self._watch = Watch(
             self.limits,
             now=self._began,
             start_timeout=self.spec.start_timeout,
-            compile_lock=CompileLocks(env, lambda: [stat.pid for stat in self.family.members()]),
+            compile_lock=CompileLocks(command.env, lambda: [stat.pid for stat in self.family.members()]),
         )
-        spawned = spawn(argv, env, self.tmpdir)
+        spawned = spawn.spawn(command.argv, command.env, self.tmpdir)
+        undo.callback(end_by_force, self.family)
         self._process = spawned.process
         self.pid = self.family.session = spawned.process.pid
         self._pump = LogPump(spawned.output, self._log, self.api_key)
@@ -150,12 +146,8 @@ class Server:
             "spawned",
             pid=self.pid,
             lease=self.lease.id,
-            url=f"http://{HOST}:{self.port}",
-            **ports,
+            **command.shown,
             api_key=self.api_key,
-            argv=redact(fill(self.spec.argv, api_key="<secret>", **ports)),
-            env=recorded(env, self.spec),
-            dropped_env=dropped,
             log=str(self.log_path),
             tmpdir=self.tmpdir,
         )
@@ -166,9 +158,7 @@ class Server:
         self.loop.unwatch(fd)
         os.close(fd)
         if reason:
-            self._judge.condemn(
-                0.0, failure=Failure.of(Kind.INFRA, self.phase, f"the server cannot be started: {reason}")
-            )
+            self._blame(Kind.INFRA, f"the server cannot be started: {reason}")
         else:
             self._enter(Phase.IMPORT, "")
 
@@ -212,8 +202,7 @@ class Server:
             if not self.ready and self._patterns.fatal(line):
                 self._judge.condemn(judge.AFTER_FATAL)
         if self._log.error and not self.ready:
-            text = f"the log {self.log_path} cannot be written: {self._log.error}"
-            self._judge.condemn(0.0, failure=Failure.of(Kind.INFRA, self.phase, text))
+            self._blame(Kind.INFRA, f"the log {self.log_path} cannot be written: {self._log.error}")
 
     def _enter(self, phase: Phase, line: str) -> None:
         if self._tracker.enter(phase, monotonic()):
@@ -287,12 +276,10 @@ class Server:
         self.ready = True
         self._enter(Phase.SERVING, "")
         self.observe_litter()
-        seconds = round(monotonic() - self._began, 3)
-        url = f"http://{HOST}:{self.port}"
         self._emit(
             "ready",
-            url=url,
-            seconds=seconds,
+            url=self.url,
+            seconds=round(monotonic() - self._began, 3),
             phases=self.timings(),
             info=info,
             model_info=model_info,
@@ -300,8 +287,10 @@ class Server:
         )
 
     def _refuses(self, answer: Answer) -> None:
-        text = f"the server says it is ready but does not generate: {excerpt(answer)}"
-        self._judge.condemn(0.0, failure=Failure.of(Kind.CRASH, self.phase, text))
+        self._blame(Kind.CRASH, f"the server says it is ready but does not generate: {excerpt(answer)}")
+
+    def _blame(self, kind: Kind, text: str) -> None:
+        self._judge.condemn(0.0, failure=Failure.of(kind, self.phase, text))
 
     def arm(self, on: bool, *, certain: bool) -> None:  # noqa: FBT001 (one bit of the protocol)
         """Judges the serving phase from now on, or no more. `certain`: requests are known to be under way."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.serve import procs
 from pytest_gpuserve.serve.litter import mark_folder
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.launch import LaunchSpec
 
 __all__ = [
+    "Command",
     "Spawned",
+    "command",
     "environment",
     "fill",
     "is_secret",
     "make_tmpdir",
+    "marks",
     "recorded",
     "redact",
     "spawn",
@@ -61,6 +65,38 @@ class Spawned:
     started: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a server is started with. `shown` is what of it the `spawned` event and records may show."""
+
+    argv: list[str]
+    env: dict[str, str]
+    shown: dict[str, object]
+
+
+def command(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    gpus: Sequence[Gpu],
+    tmpdir: str,
+    marks: Mapping[str, str],
+    ports: tuple[int, int],
+    api_key: str,
+) -> Command:
+    """The command line and environment of one launch. `ports` are the server's and NCCL's."""
+    env, dropped = environment(spec, caller, gpus=gpus, tmpdir=tmpdir, marks=marks)
+    shown = {
+        "url": f"http://{HOST}:{ports[0]}",
+        "port": ports[0],
+        "nccl_port": ports[1],
+        "argv": redact(fill(spec.argv, ports=ports, api_key="<secret>")),
+        "env": recorded(env, spec),
+        "dropped_env": dropped,
+    }
+    return Command(argv=fill(spec.argv, ports=ports, api_key=api_key), env=env, shown=shown)
+
+
 def environment(
     spec: LaunchSpec, caller: Mapping[str, str], *, gpus: Sequence[Gpu], tmpdir: str, marks: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
@@ -90,6 +126,11 @@ def environment(
     return env, sorted(name for name in dropped if not _SILENT.fullmatch(name))
 
 
+def marks(run_id: str, lease: str) -> dict[str, str]:
+    """What the server's processes are known by: to this supervisor, to a later lease, and to `gpuserve reap`."""
+    return {"GPUSERVE_RUN_ID": run_id, "GPUSERVE_LEASE": lease, "GPUSERVE_SUPERVISOR": procs.identity(os.getpid())}
+
+
 def visible(gpus: Sequence[Gpu]) -> str:
     """CUDA_VISIBLE_DEVICES: indices, because SGLang's custom all-reduce reads them with int() and otherwise switches
     itself off; a MIG instance can only be named by its UUID.
@@ -103,9 +144,9 @@ def recorded(env: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
     return {name: env[name] for name in sorted(shown) if not is_secret(name) and not name.startswith("GPUSERVE_")}
 
 
-def fill(argv: Sequence[str], *, port: int, nccl_port: int, api_key: str) -> list[str]:
-    """The command line with its placeholders filled in."""
-    values = {"{port}": str(port), "{nccl_port}": str(nccl_port), "{host}": HOST, "{api_key}": api_key}
+def fill(argv: Sequence[str], *, ports: tuple[int, int], api_key: str) -> list[str]:
+    """The command line with its placeholders filled in; `ports` are the server's and NCCL's."""
+    values = {"{port}": str(ports[0]), "{nccl_port}": str(ports[1]), "{host}": HOST, "{api_key}": api_key}
     pattern = re.compile("|".join(map(re.escape, values)))
     return [pattern.sub(lambda match: values[match[0]], word) for word in argv]
 

@@ -195,7 +195,7 @@ def _signal(targets: Iterable[procs.Stat], number: int) -> None:
 
 
 _LADDER: tuple[tuple[str, Callable[[_Ending], bool], Callable[[_Ending], object]], ...] = (
-    ("abort", lambda ending: ending.server.answers and ending.server.ready, _abort),
+    ("abort", lambda ending: ending.server.answers and ending.server.ready and not ending.server.failed, _abort),
     ("term", lambda ending: bool(ending.in_session()), _terminate),
     ("kill", lambda ending: bool(ending.in_session()), _kill),
     ("sweep", lambda ending: bool(ending.alive()), _sweep),

@@ -92,7 +92,7 @@ def test_records_show_what_matters_and_no_secret() -> None:
 
 def test_placeholders_are_filled_wherever_they_stand() -> None:
     argv = ["--port", "{port}", "--x={host}:{nccl_port}", "{api_key}", '{"json": {}}']
-    assert fill(argv, port=1, nccl_port=2, api_key="{port}") == [
+    assert fill(argv, ports=(1, 2), api_key="{port}") == [
         "--port",
         "1",
         "--x=127.0.0.1:2",
