@@ -12,6 +12,15 @@ from typing import Any
 
 import pytest
 
+# Pytester forgets what a run inside this process imported, but not what packages remember of it: without these, a
+# second such run would meet two copies of every class.
+import pytest_gpuserve.compare
+import pytest_gpuserve.compare.render
+import pytest_gpuserve.gpu.nvml
+import pytest_gpuserve.plugin.active
+import pytest_gpuserve.serve.environment
+import pytest_gpuserve.suite  # noqa: F401
+
 ROOT = Path(__file__).parent.parent
 # Loaded by its entry point where the project is installed, by name from a plain checkout.
 INSTALLED = any(point.name == "gpuserve" for point in importlib.metadata.entry_points(group="pytest11"))

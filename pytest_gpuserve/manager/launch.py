@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.gpu import Gpu
     from pytest_gpuserve.model.phase import Phase
 
-__all__ = ["SIMULATED_STALL", "spec_of"]
+__all__ = ["SIMULATED_RELEASE", "SIMULATED_STALL", "spec_of"]
 
-# A simulated phase takes a fraction of a second: a hang in one need not wait as long as a real one.
+# A simulated phase takes a fraction of a second, and simulated memory comes back at once unless a scenario holds it:
+# a hang or a leak need not be waited for as long as a real one.
 SIMULATED_STALL = 4.0
+SIMULATED_RELEASE = 5.0
 
 
 def spec_of(cell: Cell, plan: Plan, *, folder: Path, log_name: str, gpus: Sequence[Gpu], start: int) -> LaunchSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from pytest_gpuserve import engine
 from pytest_gpuserve.errors import GpuserveError, UsageError
 from pytest_gpuserve.gpu.lease import default_lock_dir
 from pytest_gpuserve.manager.handle import ServerHandle
-from pytest_gpuserve.manager.launch import spec_of
+from pytest_gpuserve.manager.launch import SIMULATED_RELEASE, spec_of
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.launch import LeaseRequest
 from pytest_gpuserve.model.phase import Phase
@@ -64,6 +65,8 @@ class Live:
             run_id=self._plan.run_id,
             holder=f"pytest-gpuserve run {self._plan.run_id}, cell {cell.id}",
         )
+        if self._plan.simulated:
+            request = dataclasses.replace(request, release_timeout=SIMULATED_RELEASE)
         try:
             self._supervisor = Supervisor(self._plan.run_id, owners=self._plan.owners, on_event=self._on_event)
             event = self._supervisor.lease(request)

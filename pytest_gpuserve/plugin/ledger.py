@@ -16,6 +16,7 @@ from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.model.record import CellRecord
+from pytest_gpuserve.plugin.work import name_of
 from pytest_gpuserve.report import github, markdown
 from pytest_gpuserve.report.store import (
     Events,
@@ -42,6 +43,7 @@ class Ledger:
         assert plan.folder is not None
         self._plan = plan
         self._folder = plan.folder
+        self._run = Run(plan)
         self._events = Events(plan.folder)
         self._checks: list[dict[str, Any]] = []
         self._cells: dict[str, CellRecord] = {}
@@ -94,7 +96,7 @@ class Ledger:
             return message
         failure = Failure.of(Kind.INFRA, Phase.SERVING, message)
         check = {
-            "name": nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", "-"),
+            "name": name_of(nodeid, cell_id),
             "cell": cell_id,
             "outcome": str(Outcome.INFRA),
             "duration": 0.0,
@@ -102,11 +104,11 @@ class Ledger:
             "nodeid": nodeid,
             "reason": message,
         }
-        record = record_of(self._plan.by_id[cell_id], self._plan)
+        record = self._unfinished(cell_id)
         record.outcome, record.failure, record.reason = Outcome.INFRA, failure, message
         self.hear({"check": check, "cell": record.to_json()})
         # A delta in another worker may be waiting for exactly this cell.
-        write_cell(Run(self._plan).cell(cell_id), record)
+        write_cell(self._run.cell(cell_id), record)
         return message
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -128,10 +130,18 @@ class Ledger:
     def _result_of(self, cell_id: str) -> CellRecord:
         if cell_id in self._cells:
             return self._cells[cell_id]
-        record = record_of(self._plan.by_id[cell_id], self._plan)
+        record = self._unfinished(cell_id)
         outcomes = [Outcome(check["outcome"]) for check in self._checks if check["cell"] == cell_id]
         record.outcome = verdict.cell_outcome(outcomes)
         record.reason = "the run ended in the middle of it" if outcomes else "the run ended before it"
+        return record
+
+    def _unfinished(self, cell_id: str) -> CellRecord:
+        """The record of a cell whose worker told nothing at its end; a log is the sign that a server was started."""
+        record = record_of(self._plan.by_id[cell_id], self._plan)
+        folder = self._run.cell(cell_id)
+        record.folder = str(folder.relative_to(self._folder))
+        record.server_starts = int((folder / "server.log").exists())
         return record
 
     def _all_checks(self) -> list[dict[str, Any]]:
@@ -139,7 +149,7 @@ class Ledger:
         ran = {check["nodeid"] for check in self._checks}
         missing = [
             {
-                "name": nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", "-"),
+                "name": name_of(nodeid, cell_id),
                 "cell": cell_id,
                 "outcome": str(Outcome.NOT_RUN),
                 "duration": 0.0,

@@ -49,13 +49,14 @@ def stage_of(item: pytest.Item) -> tuple[int, int]:
     return 0, 2 if getattr(item, "originalname", "") == _LAST else 0
 
 
-def name_of(item: pytest.Item) -> str:
+def name_of(nodeid: str, cell_id: str) -> str:
     """`ready` for the suite's `test_ready[…]`; a project's test by its own name, with its other parameters."""
-    if item.nodeid.startswith("gpuserve/"):
-        return str(getattr(item, "originalname", item.name)).removeprefix("test_").replace("_", "-")
-    cell = cell_of(item)
-    name = item.name.replace(cell.id, "", 1) if cell else item.name
-    return name.replace("[]", "").replace("[-", "[").replace("-]", "]")
+    path, bracket, inside = nodeid.partition("[")
+    name = path.rpartition("::")[2]
+    if nodeid.startswith("gpuserve/"):
+        return name.removeprefix("test_").replace("_", "-")
+    rest = f"{bracket}{inside}".replace(cell_id, "", 1)
+    return name + rest.replace("[]", "").replace("[-", "[").replace("-]", "]")
 
 
 def work_of(item: pytest.Item) -> Work | None:
@@ -70,4 +71,4 @@ def work_of(item: pytest.Item) -> Work | None:
         need = Need.lease(gpus_wanted(item.iter_markers("gpus"), cell.gpus))
     else:
         need = Need.nothing()
-    return Work(cell, need, name_of(item))
+    return Work(cell, need, name_of(item.nodeid, cell.id))

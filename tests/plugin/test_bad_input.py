@@ -1,0 +1,160 @@
+"""What a user can get wrong: one clear message, exit 4 (5 for an empty selection), nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+
+def refused(project, *args, match: str, code: int = 4, **more) -> None:
+    before = {path.name for path in project.path.iterdir()}
+    result = project.run(*args, inprocess=True, **more)
+    said = result.text + result.errors
+    assert result.code == code, said
+    assert "Traceback" not in said
+    result.run.stderr.fnmatch_lines([f"*{match}*"])
+    assert not (project.path / ".gpuserve").exists()
+    assert {path.name for path in project.path.iterdir()} - before <= {"scenario.yaml"}
+
+
+def test_an_arch_that_is_not_here(project, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refused(
+        project,
+        sim=None,
+        match="the matrix tiny is for sm120; here: *--gpu-plan*--gpu-preflight*--gpu-sim 8xsm120*",
+    )
+
+
+def test_another_simulated_arch(project) -> None:
+    refused(project, sim="2xsm90", match="the matrix tiny is for sm120, and --gpu-sim 2xsm90 simulates sm90*")
+
+
+def test_an_unknown_simulated_arch(project) -> None:
+    refused(project, sim="2xsm119", match="*sm120*")
+
+
+def test_an_unknown_matrix(project) -> None:
+    refused(project, matrix="tny", match="there is no matrix 'tny'; did you mean 'tiny'*")
+
+
+def test_every_problem_of_every_file_at_once(project) -> None:
+    project.file("matrices/a.yaml", "schema: 1\narch: [sm120]\nmodel: {}\n")
+    project.file("matrices/b.yaml", "schema: 1\narch: [sm120]\nmodels: {m: {shape: nope}}\naxes: {}\n")
+    result = project.run(matrix="a,b", inprocess=True)
+    assert result.code == 4
+    assert "a.yaml:3:1: " in result.errors
+    assert "b.yaml:3:" in result.errors
+    assert "'nope'" in result.errors
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: &x [1]\nb: *x\n",
+        "a: !!python/object/apply:os.system ['true']\n",
+        "x: " + "[" * 2000,
+        "\x00\x01",
+        "- just a list\n",
+    ],
+    ids=["anchors", "tags", "deep", "binary", "no mapping"],
+)
+def test_hostile_yaml(project, content: str) -> None:
+    project.file("matrices/evil.yaml", content)
+    refused(project, matrix="evil", match="*evil.yaml*")
+
+
+def test_a_huge_file(project) -> None:
+    with (project.path / "matrices/huge.yaml").open("w") as file:
+        file.truncate(100 << 20)
+    refused(project, matrix="huge", match="*huge.yaml*")
+
+
+def test_a_bad_scenario_and_a_bad_known_bad_list(project) -> None:
+    bad = project.file("bad.yaml", "schema: 1\nrules:\n- {then: {hagn: weights}}\n")
+    refused(project, "--gpu-sim-scenario", str(bad), match="*bad.yaml:3:*hagn*hang*")
+    bad.write_text("schema: 1\nentries:\n- {id: X}\n")
+    refused(project, "--gpu-known-bad", str(bad), match="*bad.yaml:3:*")
+
+
+def test_the_interpreter(project) -> None:
+    refused(project, "--gpu-server-python=/nonexistent/python", match="*/nonexistent/python*")
+    refused(project, f"--gpu-server-python={sys.executable}", match="*sglang*")
+
+
+def test_a_report_directory_that_cannot_be_written(project) -> None:
+    project.file("taken", "a file")
+    before = (project.path / "taken").read_text()
+    result = project.run("--gpu-report", "taken/below", inprocess=True)
+    assert result.code == 4
+    assert "--gpu-report" in result.errors
+    assert (project.path / "taken").read_text() == before
+
+
+def test_an_empty_selection(project) -> None:
+    result = project.run("-k", "nothing_like_it", inprocess=True)
+    assert result.code == 5
+    assert "no cell is selected, of 3 in the matrix" in result.text
+    result = project.run("-k", "nothing_like_it", "-n", "1")
+    assert result.code == 5
+    assert "no cell is selected" in result.text
+    result = project.run("-k", "nothing_like_it", "--gpu-plan", inprocess=True)
+    assert result.code == 5
+
+
+def test_flags_without_a_matrix(pytester: pytest.Pytester, plugin_args) -> None:
+    result = pytester.runpytest_inprocess(*plugin_args, "--gpu-plan")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--gpu-plan: nothing to do without --gpu-matrix*"])
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (
+            "@pytest.mark.gpu_cells(atention='triton')\ndef test_x(gpu_cell): pass",
+            "*knows no atention here; it knows attention, graphs, arch*",
+        ),
+        ("@pytest.mark.gpu_cells('triton')\ndef test_x(gpu_cell): pass", "*gpu_cells takes only named arguments*"),
+        ("@pytest.mark.gpus('two')\ndef test_x(gpus): pass", "*gpus takes one whole number*"),
+        ("@pytest.mark.gpus(2, n=1)\ndef test_x(gpus): pass", "*gpus knows no keyword n*"),
+        (
+            "@pytest.fixture(scope='module')\ndef wide(sglang_server): pass\ndef test_x(wide): pass",
+            "*ScopeMismatch*function scoped fixture*",
+        ),
+        ("def test_x(request): request.getfixturevalue('gpu_cell')", "*no cell is selected*"),
+    ],
+)
+def test_markers_and_fixtures_used_wrongly(project, test: str, message: str) -> None:
+    project.file("test_mine.py", f"import pytest\n{test}\n")
+    result = project.run("test_mine.py", "-k", "baseline or test_x", inprocess=True)
+    assert result.code != 0
+    result.run.stdout.fnmatch_lines([message])
+
+
+def test_markers_choose_cells(project) -> None:
+    project.file(
+        "test_mine.py",
+        """
+        import pytest
+        @pytest.mark.gpu_cells(attention=["triton", "fa3"], graphs="off")
+        def test_some(gpu_cell): assert gpu_cell.id == "sm120-m-graphs.off"
+        @pytest.mark.gpu_cells(gpus=">1")
+        def test_none(gpu_cell): raise AssertionError
+        @pytest.mark.gpu_cells(**{"flag.attention-backend": "flashinfer"})
+        def test_flag(gpu_cell): assert gpu_cell.axes["attention"] == "flashinfer"
+        """,
+    )
+    result = project.run("test_mine.py", inprocess=True)
+    assert result.code == 0, result.text
+    result.run.assert_outcomes(passed=2, deselected=1)
+
+
+def test_no_environment_variable_is_left(project) -> None:
+    before = dict(os.environ)
+    project.run("-k", "nothing", inprocess=True)
+    assert {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"} == {
+        k: v for k, v in before.items() if k != "PYTEST_CURRENT_TEST"
+    }
