@@ -48,7 +48,7 @@ def fit(lines: Sequence[str], limit: int, what: str = "lines") -> str:
     """`lines` joined, as many as fit in `limit` bytes of UTF-8; the last line says how many were left out."""
     sizes = [len(line.encode("utf-8", "backslashreplace")) + 1 for line in lines]
     if sum(sizes) <= limit:
-        return "\n".join(lines) + "\n"
+        return "".join(f"{line}\n" for line in lines)
     room, kept = limit - _RESERVE, 0
     for size in sizes:
         if size > room:

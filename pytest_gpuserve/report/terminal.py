@@ -65,10 +65,10 @@ def table(run: Mapping[str, Any], width: int) -> list[Line]:
         hidden, cells = len(cells) - len(kept), kept
     rows = [row_of(cell) for cell in cells]
     widths = _widths([COLUMNS, *rows], width)
-    lines: list[Line] = [(_join(COLUMNS, widths), {"bold": True})] if rows else []
+    lines: list[Line] = [(_end(_join(COLUMNS, widths), width - 1), {"bold": True})] if rows else []
     for cell, row in zip(cells, rows, strict=True):
         outcome = Outcome(cell["outcome"])
-        lines.append((_join(row, widths), MARKUP[outcome]))
+        lines.append((_end(_join(row, widths), width - 1), MARKUP[outcome]))
         if outcome in RED and row[5] and not widths[5]:
             lines.append((_end(f"    {row[5]}", width - 1), {}))
     if hidden:
@@ -96,7 +96,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
         if not any(row[index] for row in rows[1:]):
             natural[index] = 0
     fixed = sum(size + _GAP for size in natural[1:5] if size)
-    room = max(width - 1 - fixed, _MIN_CELL)
+    room = max(width - 1 - fixed, 1)
     cell = min(natural[0], room)
     # The reason may take room from the name, but not so much that cells cannot be told apart.
     if natural[5] and room - cell - _GAP < _MIN_WHY and room >= _MIN_CELL + _GAP + _MIN_WHY:
