@@ -35,12 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Evidence", "gather"]
 
+# How long the processes are watched. The watch has measured a stall over the whole quiet time: then a glance will do,
+# and the verdict is not late.
 _WINDOW = 1.2
+_GLANCE = 0.4
+_WINDOW_AFTER_STALL = 0.3  # the watch has measured for as long as it was quiet; the verdict is not to wait for us
 _LOG_END = 64 << 10
 _RECENT = 3_600.0
 _ROW = "{:>7} {:>7} {:>2} {:>6} {:>8} {:>9} {:>12} {:>12}  {:<24} {}"
 _SOCKET = "{:<12} {:<28} {:<28} {:>8}  {}"
-_HEALTH_TIMEOUT = 5.0
+_HEALTH_TIMEOUT = 1.5
 _KEY = re.compile(r"(--(?:admin-)?api-key[ =])\S+")
 
 
@@ -90,10 +94,11 @@ def gather(
     message of interest. Without a `stall` the server has ended: then no stacks are taken and nothing is asked.
     """
     deadline = monotonic() + budget
+    window = _WINDOW_AFTER_STALL if stall is not None and stall.processes else _WINDOW
     found = _Found()
     gatherer = _Gatherer(folder, found)
     parts: list[tuple[str, Callable[[], str]]] = [
-        ("processes.txt", lambda: _processes(found, tree)),
+        ("processes.txt", lambda: _processes(found, tree, window)),
         ("sockets.txt", lambda: _sockets(found, tree())),
         ("gpus.txt", lambda: _gpus(found, probe, uuids)),
         ("kernel.txt", lambda: _kernel(found, began if began is not None else time.time() - _RECENT)),
@@ -102,7 +107,7 @@ def gather(
     if stall is not None and port is not None and phase.rank >= Phase.WARMUP.rank:
         parts.append(("health.txt", lambda: _health(found, port)))
     if stall is not None:
-        parts.append(("stacks.txt", lambda: _stacks(found, tree, python, deadline - 1.0)))
+        parts.append(("stacks.txt", lambda: _stacks(found, tree, python, window, deadline - 1.0)))
     gatherer.run(parts, deadline)
     facts = _facts(found, stall, port, phase)
     sentence = conclusion(facts)
@@ -162,11 +167,11 @@ class _Gatherer:
             self._found.files.append(name)
 
 
-def _processes(found: _Found, tree: Callable[[], Sequence[Proc]]) -> str:
+def _processes(found: _Found, tree: Callable[[], Sequence[Proc]], window: float) -> str:
     before = {(proc.pid, proc.started): proc for proc in tree()}
     began = monotonic()
     if any(proc.state not in "ZX" for proc in before.values()):
-        time.sleep(_WINDOW)
+        time.sleep(window)
     found.procs = tree()
     window = max(monotonic() - began, 1e-3)
     rows = [
@@ -199,7 +204,18 @@ def _processes(found: _Found, tree: Callable[[], Sequence[Proc]]) -> str:
         rows.append("no process of the server is left alive")
     table = "\n".join(rows)
     stacks = "".join(f"\n\n{name_of(proc)} (pid {proc.pid}), threads\n{_threads(proc.pid)}" for proc in found.procs)
-    return f"over {window:.1f} s\n{table}{stacks}\n"
+    return f"{_over_the_stall(stall)}over {window:.1f} s\n{table}{stacks}\n"
+
+
+def _over_the_stall(stall: Stall | None) -> str:
+    if stall is None:
+        return ""
+    rows = [
+        f"{proc.pid:>7} {proc.state} {100 * proc.cpu:>6.1f} % CPU, {proc.writes:.2f} writes/s of {proc.written:.1f} B/s, "
+        f"{proc.name}"
+        for proc in stall.processes
+    ]
+    return "\n".join([f"over the {stall.quiet:.0f} s without progress (the last was: {stall.last})", *rows, "\n"])
 
 
 def _threads(pid: int) -> str:
@@ -245,7 +261,7 @@ def _health(found: _Found, port: int) -> str:
         found.health = str(answer.status)
         return f"GET /health: {answer.status}\n{answer.read(2000).decode(errors='replace')}\n"
     except (OSError, http.client.HTTPException) as error:
-        return f"GET /health: {type(error).__name__}: {error} (waited up to {_HEALTH_TIMEOUT:.0f} s)\n"
+        return f"GET /health: {type(error).__name__}: {error} (waited up to {_HEALTH_TIMEOUT:g} s)\n"
     finally:
         connection.close()
 
@@ -274,9 +290,9 @@ def _log_end(log: Path) -> str:
         return file.read().decode(errors="replace").replace("\r", "\n")
 
 
-def _stacks(found: _Found, tree: Callable[[], Sequence[Proc]], python: str, deadline: float) -> str:
+def _stacks(found: _Found, tree: Callable[[], Sequence[Proc]], python: str, window: float, deadline: float) -> str:
     # py-spy pauses what it looks at: not while the processes' activity is measured.
-    time.sleep(_WINDOW + 0.3)
+    time.sleep(window + 0.1)
     found.dumps = dump_stacks(tree(), python, deadline=deadline)
     return "\n\n".join(f"{dump.name} (pid {dump.pid})\n{dump.text}" if dump.pid else dump.text for dump in found.dumps)
 
