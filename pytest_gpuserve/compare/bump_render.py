@@ -61,7 +61,7 @@ def text(report: BumpReport) -> str:
 def markdown(report: BumpReport) -> str:
     """For a pull request or a step summary."""
     lines = [f"## {escape(report.title)}", "", f"*{escape(WORDS)}*", ""]
-    lines += [f"> **WARNING**: {escape(warning)}\n>" for warning in report.warnings]
+    lines += [f"> **WARNING**: {escape(warning)}\n" for warning in report.warnings]
     lines += [f"**{escape(_headline(report))}**", ""]
     if report.moved:
         moved = report.moved[:_MOVED]

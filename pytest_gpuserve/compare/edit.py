@@ -40,8 +40,8 @@ def scalar(value: object) -> str:
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    # What is printable stands as it is; the rest is escaped in the form that YAML and JSON share.
-    return '"' + "".join(ch if ch.isprintable() else f"\\u{ord(ch):04x}" for ch in escaped) + '"'
+    # What is printable stands as it is, so that a person can read it.
+    return '"' + "".join(ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in escaped) + '"'
 
 
 class KnownBadText:

@@ -58,7 +58,7 @@ def text(comparison: Comparison, patch: Patch | None = None) -> str:
 def markdown(comparison: Comparison, patch: Patch | None = None) -> str:
     """For a step summary or a pull request: what is new first, long lists folded by their cap."""
     lines = [f"## Compared: {escape(comparison.title)}", ""]
-    lines += [f"> **WARNING**: {escape(warning)}\n>" for warning in comparison.warnings]
+    lines += [f"> **WARNING**: {escape(warning)}\n" for warning in comparison.warnings]
     lines += [f"**{escape(_headline(comparison))}**", ""]
     if comparison.moved:
         shown = _important(comparison.moved)

@@ -1,0 +1,106 @@
+"""`gpuserve compare`: exit codes, files, and one message where it cannot."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_gpuserve.compare.cli import compare_main
+from pytest_gpuserve.report.store import Events, new_run_folder, write_json_atomic
+
+GOLDEN = Path(__file__).parent / "golden"
+BEFORE, AFTER = str(GOLDEN / "run_before.json"), str(GOLDEN / "run_after.json")
+PREFLIGHT = {
+    "schema": 1,
+    "kind": "preflight",
+    "arch": "sm90",
+    "status": "ok",
+    "versions": {"sglang": "0.5.23"},
+    "options": {},
+    "cells": [],
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository with a list two folders down; the current directory is the project's, below its root."""
+    (tmp_path / "project" / "matrices").mkdir(parents=True)
+    shutil.copy(GOLDEN / "known_bad.yaml", tmp_path / "project" / "matrices")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+def test_the_patch_it_writes_is_one_that_git_applies_from_the_root(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare_main([BEFORE, AFTER, "--patch", "bump.patch"]) == 1
+    shown = capsys.readouterr().out
+    patch = Path("bump.patch").read_text()
+    assert patch in shown
+    assert patch.startswith("diff --git a/project/matrices/known_bad.yaml b/project/matrices/known_bad.yaml\n")
+    subprocess.run(["git", "apply", "project/bump.patch"], cwd=repository, check=True)
+    assert "KB-0015" in Path("matrices/known_bad.yaml").read_text()
+    assert compare_main([BEFORE, AFTER, "--patch", "-"]) == 1
+    assert capsys.readouterr().out.startswith("diff --git ")
+
+
+def test_formats_and_output(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_main([BEFORE, AFTER, "--format", "json", "-o", "out.json"]) == 1
+    assert capsys.readouterr().out == ""
+    data = json.loads(Path("out.json").read_text())
+    assert (data["findings"], data["patch"][:10]) == (5, "diff --git")
+    assert compare_main([BEFORE, AFTER, "--format", "markdown"]) == 1
+    assert capsys.readouterr().out.startswith("## Compared: ")
+    assert compare_main([AFTER, AFTER]) == 0
+
+
+def test_a_killed_run_can_be_compared(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after = json.loads(Path(AFTER).read_text())
+    folder = new_run_folder(repository / ".gpuserve")
+    events = Events(folder)
+    head = {name: value for name, value in after.items() if name not in ("cells", "checks", "outcomes")}
+    planned = [cell | {"outcome": "not-run", "failure": None} for cell in after["cells"]]
+    events.write("run", **head | {"complete": False}, planned=planned)
+    events.close()
+    assert compare_main([BEFORE, str(repository / ".gpuserve")]) == 1
+    shown = capsys.readouterr().out
+    assert "WARNING: the second run did not end by itself" in shown
+    assert "11 NOT-RUN" in shown
+    assert "SAME" not in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["gone.json", AFTER], "gone.json: no such file"),
+        ([BEFORE, "."], "no run in this folder"),
+        ([BEFORE, "newer.json"], "newer.json: written with schema 99"),
+        ([BEFORE, "torn.json"], "torn.json: not a record"),
+        ([BEFORE, "preflight.json"], "preflight.json is a preflight and the other is a run"),
+        ([BEFORE, AFTER, "--known-bad", "gone.yaml"], "gone.yaml: no such known-bad list"),
+        ([BEFORE, AFTER, "--known-bad", "broken.yaml"], "broken.yaml: cannot be read; `gpuserve validate` says why"),
+        ([BEFORE, AFTER, "--patch", "no/such/folder"], "cannot write no/such/folder"),
+    ],
+)
+def test_what_it_cannot_do_is_one_message_and_exit_2(
+    repository: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    Path("newer.json").write_text('{"schema": 99, "cells": []}')
+    Path("torn.json").write_bytes(Path(AFTER).read_bytes()[:5000])
+    Path("broken.yaml").write_text("a: [")
+    write_json_atomic(Path("preflight.json"), PREFLIGHT)
+    assert compare_main(args) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("gpuserve compare: ")
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_two_preflights(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json_atomic(Path("a.json"), PREFLIGHT)
+    write_json_atomic(Path("b.json"), {"schema": 1, "kind": "preflight", "runs": [PREFLIGHT]})
+    assert compare_main(["a.json", "b.json"]) == 2
+    assert capsys.readouterr().out.startswith("Bump report: sglang 0.5.23 → 0.5.23\n")
