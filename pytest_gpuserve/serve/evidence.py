@@ -38,8 +38,7 @@ __all__ = ["Evidence", "gather"]
 # How long the processes are watched. The watch has measured a stall over the whole quiet time: then a glance will do,
 # and the verdict is not late.
 _WINDOW = 1.2
-_GLANCE = 0.4
-_WINDOW_AFTER_STALL = 0.3  # the watch has measured for as long as it was quiet; the verdict is not to wait for us
+_GLANCE = 0.3
 _LOG_END = 64 << 10
 _RECENT = 3_600.0
 _ROW = "{:>7} {:>7} {:>2} {:>6} {:>8} {:>9} {:>12} {:>12}  {:<24} {}"
@@ -94,11 +93,11 @@ def gather(
     message of interest. Without a `stall` the server has ended: then no stacks are taken and nothing is asked.
     """
     deadline = monotonic() + budget
-    window = _WINDOW_AFTER_STALL if stall is not None and stall.processes else _WINDOW
+    window = _GLANCE if stall is not None and stall.processes else _WINDOW
     found = _Found()
     gatherer = _Gatherer(folder, found)
     parts: list[tuple[str, Callable[[], str]]] = [
-        ("processes.txt", lambda: _processes(found, tree, window)),
+        ("processes.txt", lambda: _processes(found, tree, stall, window)),
         ("sockets.txt", lambda: _sockets(found, tree())),
         ("gpus.txt", lambda: _gpus(found, probe, uuids)),
         ("kernel.txt", lambda: _kernel(found, began if began is not None else time.time() - _RECENT)),
@@ -167,7 +166,7 @@ class _Gatherer:
             self._found.files.append(name)
 
 
-def _processes(found: _Found, tree: Callable[[], Sequence[Proc]], window: float) -> str:
+def _processes(found: _Found, tree: Callable[[], Sequence[Proc]], stall: Stall | None, window: float) -> str:
     before = {(proc.pid, proc.started): proc for proc in tree()}
     began = monotonic()
     if any(proc.state not in "ZX" for proc in before.values()):
@@ -211,8 +210,8 @@ def _over_the_stall(stall: Stall | None) -> str:
     if stall is None:
         return ""
     rows = [
-        f"{proc.pid:>7} {proc.state} {100 * proc.cpu:>6.1f} % CPU, {proc.writes:.2f} writes/s of {proc.written:.1f} B/s, "
-        f"{proc.name}"
+        f"{proc.pid:>7} {proc.state} {100 * proc.cpu:>6.1f} % CPU, {proc.writes:.2f} writes/s, "
+        f"{proc.written:.1f} B/s, {proc.name}"
         for proc in stall.processes
     ]
     return "\n".join([f"over the {stall.quiet:.0f} s without progress (the last was: {stall.last})", *rows, "\n"])

@@ -82,6 +82,8 @@ class LogNews:
         return kind + "".join(_RANK.findall(prefix)) if "P" in prefix else kind
 
     def _echo(self, kind: str, line: str) -> None:
+        if ' HTTP/1.1" ' in line:  # somebody asks; with our own questions it says nothing
+            return
         self._echoes[kind] = (line, self._echoes.get(kind, ("", 0))[1] + 1)
 
     def _moved(self, kind: str, line: str) -> bool:

@@ -127,6 +127,13 @@ def test_the_echo_is_the_line_that_came_most() -> None:
     assert news.echo() is None
 
 
+def test_questions_to_the_server_are_no_echo() -> None:
+    news = LogNews()
+    for n in range(20):
+        news.fresh(f'INFO:     127.0.0.1:{40000 + n} - "GET /health HTTP/1.1" 503 Service Unavailable')
+    assert news.echo() is None
+
+
 @given(st.lists(st.text(max_size=60), max_size=60))
 def test_nothing_is_news_twice(lines: list[str]) -> None:
     news = LogNews()
