@@ -47,9 +47,10 @@ def compare_main(argv: Sequence[str]) -> int:
 
 
 def patch_of(comparison: Comparison, after: dict[str, Any], known_bad: Sequence[Path], root: Path) -> Patch:
-    """The patch for the lists `known_bad` (or `matrices/known_bad.yaml` below `root`), paths relative to `root`.
+    """The patch for the lists `known_bad` (or `matrices/known_bad.yaml`), paths relative to `root`.
 
-    New entries go to the first list. UsageError for a list that is not there, or not below `root`.
+    New entries go to the first list. Lists below `root` that the record's entries come from are patched too.
+    UsageError for a list in `known_bad` that is not there, or not below `root`.
     """
     files: dict[str, str | None] = {}
     for path in known_bad:
@@ -58,14 +59,20 @@ def patch_of(comparison: Comparison, after: dict[str, Any], known_bad: Sequence[
         if not path.is_file():
             raise UsageError(f"{path}: no such known-bad list.")
     # Only the list that nobody named may be missing: then the patch makes it.
-    for path in known_bad or [_default(root)]:
-        files[path.absolute().relative_to(root).as_posix()] = _text(path)
+    for path in [*(known_bad or [_default(root)]), *_named(after, root)]:
+        files.setdefault(path.absolute().relative_to(root).as_posix(), _text(path))
     return make_patch(comparison, after, files, next(iter(files)))
 
 
 def _default(root: Path) -> Path:
     here = Path.cwd() / KNOWN_BAD
     return here if here.is_relative_to(root) else root / KNOWN_BAD
+
+
+def _named(record: dict[str, Any], root: Path) -> list[Path]:
+    """The lists that hold the entries of a record's cells, as far as they are here and below `root`."""
+    names = {str((cell.get("known_bad") or {}).get("file") or "") for cell in record["cells"]} - {""}
+    return [path for path in sorted(map(Path, names)) if path.absolute().is_relative_to(root) and path.is_file()]
 
 
 def _text(path: Path) -> str | None:

@@ -91,7 +91,9 @@ def why(cell: Cell) -> str:
     known = cell.get("known_bad") or {}
     failure = cell.get("failure") or {}
     entry = known.get("id", "")
-    text = one_line(str(cell.get("reason") or failure.get("message") or known.get("reason") or ""))
+    text = str(cell.get("reason") or failure.get("message") or known.get("reason") or "")
+    # The record holds the issue's address; in one line of a table it only hides what follows it.
+    text = one_line(text.replace(f"{known['issue']} ", "") if known.get("issue") else text)
     if not entry or entry in text:
         return text
     return f"{entry}: {text}" if text else entry

@@ -47,6 +47,20 @@ def test_the_patch_it_writes_is_one_that_git_applies_from_the_root(
     assert capsys.readouterr().out.startswith("diff --git ")
 
 
+def test_a_list_that_the_record_names_is_patched_too(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("matrices/known_bad.yaml").rename("mine.yaml")
+    after = json.loads(Path(AFTER).read_text())
+    for cell in after["cells"]:
+        if cell["known_bad"]:
+            cell["known_bad"]["file"] = "mine.yaml"
+    write_json_atomic(Path("after.json"), after)
+    assert compare_main([BEFORE, "after.json", "--patch", "bump.patch"]) == 1
+    assert "KB-0007 bounded in project/mine.yaml" in capsys.readouterr().out
+    subprocess.run(["git", "apply", "project/bump.patch"], cwd=repository, check=True)
+    assert "<0.5.23" in Path("mine.yaml").read_text()
+    assert "KB-0013" in Path("matrices/known_bad.yaml").read_text(), "new entries go to the project's list"
+
+
 def test_formats_and_output(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_main([BEFORE, AFTER, "--format", "json", "-o", "out.json"]) == 1
     assert capsys.readouterr().out == ""
