@@ -17,13 +17,25 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.knownbad import KnownBad
     from pytest_gpuserve.model.record import CellRecord
 
-__all__ = ["SHOWS", "Verdict", "blocks", "cell_outcome", "needs_control", "of_failure", "of_passing", "skipped_by"]
+__all__ = [
+    "PREFLIGHT_SHOWS",
+    "SHOWS",
+    "Verdict",
+    "blocks",
+    "cell_outcome",
+    "needs_control",
+    "of_failure",
+    "of_passing",
+    "skipped_by",
+]
 
 # What each built-in check can show. An entry is only called fixed once all that could have shown its failure ran.
 SHOWS: dict[str, frozenset[Kind]] = {
     "ready": frozenset({Kind.REJECTED, Kind.CRASH, Kind.OOM, Kind.HANG}),
     "answers": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
 }
+# Nothing is launched: only what SGLang's own arguments refuse can be seen.
+PREFLIGHT_SHOWS: dict[str, frozenset[Kind]] = {"preflight": frozenset({Kind.REJECTED})}
 _STARTED = frozenset({*STARTUP, Phase.READY})
 # With one of these the baseline serves nobody; a slow or leaking one still says what the flags do.
 _NOT_SERVING = frozenset({Kind.REJECTED, Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT, Kind.FALLBACK, Kind.INFRA})
@@ -73,10 +85,11 @@ def of_failure(failure: Failure, entries: Sequence[KnownBad]) -> Verdict:
 
 def _needed(entry: KnownBad, shows: Mapping[str, frozenset[Kind]]) -> frozenset[str]:
     """The checks that could have shown what `entry` expects."""
+    able = frozenset(name for name, kinds in shows.items() if entry.expect.kind in kinds)
     phases = entry.expect.phases
     if phases and _STARTED.issuperset(phases):
-        return frozenset({"ready"})
-    return frozenset(name for name, kinds in shows.items() if entry.expect.kind in kinds)
+        return able & {"ready"} or able
+    return able
 
 
 def of_passing(

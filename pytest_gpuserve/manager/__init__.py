@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import verdict
+from pytest_gpuserve.manager.asking import Preflights
 from pytest_gpuserve.manager.control import Control, extended, infra, named
 from pytest_gpuserve.manager.live import Live
 from pytest_gpuserve.manager.run import Run
@@ -19,7 +20,7 @@ from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.report.store import write_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Sequence
 
     from pytest_gpuserve.manager.handle import ServerHandle
     from pytest_gpuserve.manager.need import Need
@@ -39,7 +40,7 @@ class Manager:
     """
 
     def __init__(
-        self, plan: Plan, selected: Collection[str], show: Callable[[str, dict[str, Any]], None] | None = None
+        self, plan: Plan, selected: Sequence[str], show: Callable[[str, dict[str, Any]], None] | None = None
     ) -> None:
         self.plan = plan
         self._selected = selected
@@ -48,6 +49,7 @@ class Manager:
         self._live = Live(plan, show or (lambda _cell, _event: None))
         self._state: CellState | None = None
         self._done: dict[str, CellRecord] = {}
+        self.preflights = Preflights(plan, selected)
 
     # -- before a check ------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class Manager:
         if need.has_server and state.failure is not None:
             reason = f"{state.failure.kind} in {state.failure.phase}, reported by an earlier check of this cell"
             return Gate(Outcome.BLOCKED, reason)
-        if state.handle is not None:
+        if state.handle is not None or not need.gpus:
             return None
         closed = self._run.closed()
         if closed is not None:

@@ -168,11 +168,11 @@ def _refuse_twins(cells: Iterable[Cell]) -> None:
 
 def _fitted(cell: Cell, plan: Plan) -> Cell:
     """The cell, marked not applicable if this machine cannot hold it or its model is not here."""
-    if cell.not_applicable or not plan.settings.launches:
+    if cell.not_applicable or plan.settings.plan:
         return cell
     reason = None
     fitting = plan.gpus_for(cell)
-    if len(fitting) < cell.gpus:
+    if plan.settings.launches and len(fitting) < cell.gpus:
         least = f" of at least {cell.model.min_memory_gib:g} GiB" if cell.model.min_memory_gib else ""
         reason = f"needs {cell.gpus} {cell.arch} GPUs{least}, here are {len(fitting)}"
     elif not plan.simulated and cell.model.optional:

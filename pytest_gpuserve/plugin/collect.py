@@ -15,7 +15,7 @@ from pytest_gpuserve.model.predicate import Predicate
 from pytest_gpuserve.plugin.work import cell_of, stage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from pytest_gpuserve.manager.plan import Plan
     from pytest_gpuserve.model.cell import Cell
@@ -41,7 +41,7 @@ class _BuiltIn(pytest.Module):
 
 
 def _suite_of(plan: Plan) -> str:
-    return "pytest_gpuserve.preflight.suite" if plan.settings.preflight else "pytest_gpuserve.suite"
+    return "pytest_gpuserve.preflight_suite" if plan.settings.preflight else "pytest_gpuserve.suite"
 
 
 class Collection:
@@ -134,10 +134,6 @@ class Collection:
         assert cell is not None
         stage, order = stage_of(item)
         return schedule.Place(self._rank[cell.id], stage, order)
-
-    def selected(self, items: Sequence[pytest.Item]) -> Iterator[str]:
-        """The ids of the cells that the items run in, in order."""
-        yield from dict.fromkeys(cell.id for cell in map(cell_of, items) if cell is not None)
 
 
 def _selects(asked: str, nodeid: str) -> bool:

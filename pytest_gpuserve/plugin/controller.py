@@ -191,11 +191,16 @@ class Controller:
             for text in plan_lines(self.plan, self._selected):
                 tr.write_line(text)
         elif self._ledger is not None and self._ledger.record is not None:
-            tr.write_sep("=", "SIMULATED cells" if self.plan.simulated else "cells")
+            tr.write_sep("=", self._title())
             for text, markup in summary(self._ledger.record, tr._tw.fullwidth, self.plan.folder):
                 tr.write_line(text, **markup)
             for text in self._ledger.said:
                 tr.write_line(text)
+
+    def _title(self) -> str:
+        if self._settings.preflight:
+            return "preflight: accepted by SGLang's arguments, which is never supported"
+        return "SIMULATED cells" if self.plan.simulated else "cells"
 
 
 def _outcome_of(report: Any) -> str | None:

@@ -48,7 +48,7 @@ class Runner:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The manager needs to know which cells this session has."""
         if self._plan.folder is not None:
-            selected = {cell.id for cell in map(cell_of, session.items) if cell is not None}
+            selected = list(dict.fromkeys(cell.id for cell in map(cell_of, session.items) if cell is not None))
             self._manager = Manager(self._plan, selected, self.show)
             self._config.stash[MANAGER] = self._manager
 
@@ -145,7 +145,8 @@ class Runner:
         state = self.manager.state(check.work.cell)
         if check.verdict.outcome is not Outcome.PASSED or not state.clean:
             return
-        found = verdict.of_passing({*state.passed(), check.work.name}, check.entries)
+        shows = verdict.PREFLIGHT_SHOWS if self._plan.settings.preflight else verdict.SHOWS
+        found = verdict.of_passing({*state.passed(), check.work.name}, check.entries, shows)
         if found is not None:
             check.fixed(found, report)
 
