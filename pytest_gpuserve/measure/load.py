@@ -1,7 +1,7 @@
 """The load client: streams from SGLang's `/generate` over many connections and accounts for every request.
 
-A short or empty answer, an error or a stall is a failure of the load, never a faster run. The windows are taken in the
-steady state: the load goes on before the first and after the last of them, so that no window sees it ramp up or down.
+A short or empty answer, an error or a stall is a failure of the load, never a faster run. The windows lie in the
+steady state: the first begins when every warm-up request has ended, and the load goes on after the last.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import itertools
 import json
 import random
-import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.measure.stream import TokenStream
 from pytest_gpuserve.measure.window import Trace, metrics_of
 
 if TYPE_CHECKING:
@@ -27,31 +27,37 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadFailed", "LoadResult", "run_load"]
 
-# SGLang's stream says in every event how many tokens there are so far; parsing the whole JSON (with the whole text so
-# far in it) would cost a hundred times as much as finding this number, and the client would be what is measured.
-_COMPLETED = re.compile(rb'"completion_tokens": ?(\d+)')
-_MARK = b'"completion_tokens":'
+_LOOK = 0.5  # seconds between two questions whether the server lives
+# Ids below are control and byte tokens in most vocabularies: some servers treat them specially.
+_FIRST_WORD = 259
 
 
 class LoadFailed(GpuserveError):
-    """Some requests did not give what was asked. `failures` are their errors, one text a request."""
+    """Some requests did not give what was asked. `failures` are their errors, one text a request.
 
-    def __init__(self, profile: LoadProfile, failures: list[str], sent: int) -> None:
+    `died` is what `alive` said of the server, None while it lived.
+    """
+
+    def __init__(self, profile: LoadProfile, failures: list[str], sent: int, died: str | None) -> None:
         self.failures = failures
-        distinct = sorted(set(failures))
+        self.died = died
+        if died is not None:
+            super().__init__(f"load {profile.name}: the server ended after {sent} requests were sent: {died}")
+            return
+        distinct = list(dict.fromkeys(failures))
+        more = f"; and {len(distinct) - 3} other errors" if len(distinct) > 3 else ""
         super().__init__(
-            f"load {profile.name}: {len(failures)} of {sent} requests failed: {'; '.join(distinct[:3])}"
-            f"{f' and {len(distinct) - 3} other errors' if len(distinct) > 3 else ''}. "
+            f"load {profile.name}: {len(failures)} of {sent} requests failed: {'; '.join(distinct[:3])}{more}. "
             "Its figures are not used: answers that are missing or short are not throughput."
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadResult:
-    """What a load measured. `windows` has one {metric: value} a window, in `metrics.METRICS`' units.
+    """What a load measured. `windows` has one {metric: value} a window; `begin` and `end` are its `perf_counter` times.
 
-    `sent` = `completed` + `cancelled` (the load going on past the last window). `client_cpu` is the share of one core
-    this process used while measuring: near 1, the client and not the server was measured.
+    `sent` = `completed` + `cancelled` (what still ran when the last window closed). `client_cpu` is the share of one
+    core that the client used in the windows: near 1, the client and not the server was measured.
     """
 
     profile: LoadProfile
@@ -60,121 +66,110 @@ class LoadResult:
     completed: int = 0
     cancelled: int = 0
     client_cpu: float = 0.0
-    seconds: float = 0.0
+    begin: float = 0.0
+    end: float = 0.0
+
+    def samples(self, metric: str) -> list[float]:
+        """One value a window that has it."""
+        return [window[metric] for window in self.windows if metric in window]
 
 
 class _Load:
-    def __init__(self, url: str, api_key: str | None, profile: LoadProfile, vocabulary: int, seed: int) -> None:
+    def __init__(self, url: str, api_key: str | None, profile: LoadProfile, vocabulary: int, seed: int | None) -> None:
         self.url = f"{url}/generate"
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.headers = {"Content-Type": "application/json"}
+        if api_key:
+            self.headers["Authorization"] = f"Bearer {api_key}"
         self.profile = profile
+        self.ids = range(min(_FIRST_WORD, vocabulary // 2), vocabulary)
         self.random = random.Random(seed)
-        self.vocabulary = vocabulary
-        self.prefix = self._tokens(profile.prefix)
+        self.prefix = random.Random(f"prefix of {profile.name}").choices(self.ids, k=profile.prefix)
         self.traces: list[Trace] = []
         self.failures: list[str] = []
-        self.ended = 0
-        self.boundaries: list[float] = []
+        self.died: str | None = None
         self.finished = asyncio.Event()
-        self.cpu = [0.0, 0.0]
+        self.bounds: list[float] = []
+        self.cpu: list[float] = []
+        self._warming = profile.warmup_requests
+        self._ended = 0
 
-    def _tokens(self, count: int) -> list[int]:
-        # Ids below 259 are control and byte tokens in most vocabularies: some servers treat them specially.
-        low = min(259, self.vocabulary // 2)
-        return [self.random.randrange(low, self.vocabulary) for _ in range(count)]
-
-    def _body(self) -> bytes:
-        tokens = self.prefix + self._tokens(max(self.profile.input - self.profile.prefix, 1))
-        return json.dumps(
-            {
-                "input_ids": tokens,
-                "stream": True,
-                "sampling_params": {"max_new_tokens": self.profile.output, "ignore_eos": True, "temperature": 0.0},
-            }
-        ).encode()
+    def body(self) -> bytes:
+        fresh = self.random.choices(self.ids, k=self.profile.input - self.profile.prefix)
+        sampling = {"max_new_tokens": self.profile.output, "ignore_eos": True, "temperature": 0.0}
+        return json.dumps({"input_ids": self.prefix + fresh, "stream": True, "sampling_params": sampling}).encode()
 
     async def request(self, session: aiohttp.ClientSession) -> None:
         """Send one request and follow it to its end."""
-        body = self._body()
-        trace = Trace(sent=time.perf_counter(), prompt_tokens=self.profile.input)
+        import aiohttp
+
+        body = self.body()
+        trace = Trace(time.perf_counter(), self.profile.input, warmup=len(self.traces) < self.profile.warmup_requests)
         self.traces.append(trace)
         try:
             trace.error = await self._follow(session, body, trace)
         except TimeoutError:
-            trace.error = f"no token for {self.profile.timeout:.0f} s after {trace.tokens[-1] if trace.tokens else 0}"
-        except OSError as error:
-            trace.error = f"connection: {error}"
-        except Exception as error:
-            import aiohttp
-
-            if not isinstance(error, aiohttp.ClientError):
-                raise
+            received = trace.tokens[-1] if trace.tokens else 0
+            trace.error = f"stalled: no token for {self.profile.timeout:g} s after {received} tokens"
+        except (OSError, aiohttp.ClientError) as error:
             trace.error = f"connection: {type(error).__name__}: {error}"
         trace.ended = time.perf_counter()
         self._account(trace)
 
     async def _follow(self, session: aiohttp.ClientSession, body: bytes, trace: Trace) -> str | None:
-        times, tokens, tail = trace.times, trace.tokens, b""
+        stream = TokenStream()
+        clock = time.perf_counter
         async with session.post(self.url, data=body, headers=self.headers) as response:
             if response.status != 200:
                 text = (await response.text(errors="replace")).strip()[:200]
                 return f"HTTP {response.status}: {text}"
             async for piece in response.content.iter_any():
-                now = time.perf_counter()
-                data = tail + piece if tail else piece
-                end = data.rfind(b"\n")
-                at = data.rfind(_MARK, 0, end)
-                if at >= 0:
-                    found = _COMPLETED.match(data, at)
-                    count = int(found.group(1)) if found else 0
-                    if count and (not tokens or count > tokens[-1]):
-                        times.append(now)
-                        tokens.append(count)
-                # Only an unfinished last event is kept: a stream with the whole text in every event grows fast.
-                cut = data.rfind(b"\n\n", max(0, end - 1))
-                tail = b"" if cut == len(data) - 2 else data[cut + 2 if cut >= 0 else 0 :]
-                last = data
-        received = tokens[-1] if tokens else 0
-        if received != self.profile.output:
-            problem = re.search(rb'"error": ?\{?.{0,200}', last) if received == 0 else None
-            detail = f" ({problem.group().decode(errors='replace')})" if problem else ""
-            return f"{received} of {self.profile.output} tokens{detail}"
-        return None
+                trace.arrived(clock(), stream.feed(piece))
+        return stream.problem(self.profile.output)
 
     def _account(self, trace: Trace) -> None:
-        self.ended += 1
         if trace.error is not None:
             self.failures.append(trace.error)
-            # More failures than one window holds: the load will not come right, so do not wait for its end.
+            # The load will not come right: its end need not be waited for.
             if len(self.failures) >= max(3, self.profile.window_requests // 4):
                 self.finished.set()
-            return
-        done = self.ended - self.profile.warmup_requests
-        if done >= 0 and done % self.profile.window_requests == 0 and not self.finished.is_set():
-            if not self.boundaries:
-                self.cpu[0] = time.process_time()
-            self.boundaries.append(trace.ended or time.perf_counter())
-            if len(self.boundaries) > self.profile.windows:
-                self.cpu[1] = time.process_time()
-                self.finished.set()
+        elif trace.warmup:
+            self._warming -= 1
+            if self._warming == 0:
+                self._bound(trace)
+        elif self.bounds:
+            self._ended += 1
+            if self._ended % self.profile.window_requests == 0:
+                self._bound(trace)
+
+    def _bound(self, trace: Trace) -> None:
+        """A window ends, and the next begins, with this request's end."""
+        if len(self.bounds) <= self.profile.windows and trace.ended is not None:
+            self.bounds.append(trace.ended)
+            self.cpu.append(time.thread_time())
+        if len(self.bounds) > self.profile.windows:
+            self.finished.set()
 
     async def _closed(self, session: aiohttp.ClientSession) -> None:
-        while True:
+        while not self.finished.is_set():
             await self.request(session)
 
-    async def _open(self, session: aiohttp.ClientSession, tasks: set[asyncio.Task[None]]) -> None:
-        slots = asyncio.Semaphore(self.profile.concurrency) if self.profile.concurrency else None
+    async def _open(self, session: aiohttp.ClientSession, rate: float, tasks: set[asyncio.Task[Any]]) -> None:
+        slots = asyncio.Semaphore(self.profile.concurrency)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            slots.release()
+            # One that failed by itself stays, for `run` to find.
+            if task.cancelled() or task.exception() is None:
+                tasks.discard(task)
+
         due = time.perf_counter()
-        while True:
-            due += self.random.expovariate(self.profile.rate or 1.0)
+        while not self.finished.is_set():
+            due += self.random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            if slots:
-                await slots.acquire()
+            await slots.acquire()
             task = asyncio.create_task(self.request(session))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            if slots:
-                task.add_done_callback(lambda _: slots.release())
+            task.add_done_callback(over)
 
     async def run(self, alive: Callable[[], str | None]) -> None:
         """Load until the last window closed, too many requests failed, or `alive` says what died."""
@@ -183,26 +178,43 @@ class _Load:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self.profile.timeout, sock_connect=30)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
-            tasks: set[asyncio.Task[None]] = set()
+            tasks: set[asyncio.Task[Any]] = set()
             if self.profile.rate is None:
-                for _ in range(self.profile.concurrency):
-                    tasks.add(asyncio.create_task(self._closed(session)))
+                tasks |= {asyncio.create_task(self._closed(session)) for _ in range(self.profile.concurrency)}
             else:
-                tasks.add(asyncio.create_task(self._open(session, tasks)))
+                tasks.add(asyncio.create_task(self._open(session, self.profile.rate, tasks)))
             waiter = asyncio.create_task(self.finished.wait())
             try:
-                while not waiter.done():
-                    done, _ = await asyncio.wait({waiter, *tasks}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done - {waiter}:
+                while not waiter.done() and self.died is None:
+                    await asyncio.wait({waiter}, timeout=_LOOK)
+                    for task in [task for task in tasks if task.done()]:
                         task.result()
-                    death = alive()
-                    if death:
-                        self.failures.append(death)
-                        return
+                    self.died = alive()
             finally:
                 for task in (*tasks, waiter):
                     task.cancel()
                 await asyncio.gather(*tasks, waiter, return_exceptions=True)
+
+    def stalled(self, now: float) -> list[str]:
+        """Requests that still run and were silent for longer than a queue explains: twice the longest window."""
+        limit = max(1.0, 2 * max(end - begin for begin, end in itertools.pairwise(self.bounds)))
+        running = [trace for trace in self.traces if trace.ended is None]
+        silent = [now - (trace.times[-1] if trace.times else trace.sent) for trace in running]
+        return [f"stalled: no token for {seconds:.1f} s" for seconds in silent if seconds > limit]
+
+    def result(self) -> LoadResult:
+        bounds = self.bounds
+        completed = sum(trace.ended is not None for trace in self.traces)
+        return LoadResult(
+            profile=self.profile,
+            windows=[metrics_of(self.traces, begin, end) for begin, end in itertools.pairwise(bounds)],
+            sent=len(self.traces),
+            completed=completed,
+            cancelled=len(self.traces) - completed,
+            client_cpu=(self.cpu[-1] - self.cpu[0]) / (bounds[-1] - bounds[0]),
+            begin=bounds[0],
+            end=bounds[-1],
+        )
 
 
 def run_load(
@@ -211,26 +223,18 @@ def run_load(
     *,
     api_key: str | None = None,
     vocabulary: int = 32_000,
-    seed: int = 0,
+    seed: int | None = None,
     alive: Callable[[], str | None] = lambda: None,
 ) -> LoadResult:
-    """Run `profile` against the server at `url` and return its windows.
+    """Run `profile` against the server at `url` and return its windows. Blocks; needs a thread without a running loop.
 
-    `alive` is asked twice a second and returns what died, or None. Raises LoadFailed if any request failed.
+    Prompts are ids below `vocabulary`, new in every call unless `seed` is given. `alive` is asked twice a second and
+    returns what died, or None. Raises LoadFailed if any request failed or the server died.
     """
     load = _Load(url, api_key, profile, vocabulary, seed)
-    begun = time.perf_counter()
     asyncio.run(load.run(alive))
-    if load.failures:
-        raise LoadFailed(profile, load.failures, len(load.traces))
-    bounds = load.boundaries
-    completed = sum(trace.ended is not None for trace in load.traces)
-    return LoadResult(
-        profile=profile,
-        windows=[metrics_of(load.traces, begin, end) for begin, end in itertools.pairwise(bounds)],
-        sent=len(load.traces),
-        completed=completed,
-        cancelled=len(load.traces) - completed,
-        client_cpu=(load.cpu[1] - load.cpu[0]) / (bounds[-1] - bounds[0]),
-        seconds=time.perf_counter() - begun,
-    )
+    if not load.failures and load.died is None:
+        load.failures += load.stalled(time.perf_counter())
+    if load.failures or load.died is not None:
+        raise LoadFailed(profile, load.failures, len(load.traces), load.died)
+    return load.result()
