@@ -122,6 +122,8 @@ def _heartbeat(facts: Facts) -> str:
         for proc in facts.processes
         if 0.2 <= proc.writes <= _MOST_WRITES and 0 < proc.written <= _MOST_BYTES * proc.writes and proc.cpu < _SPIN
     ]
+    # An idle main or detokenizer wakes its own event loop with small writes, too: that is no symptom.
+    ticking = [proc for proc in ticking if proc.name.startswith(("scheduler", "worker"))]
     if not ticking or facts.echoes:
         return ""
     first = ticking[0]
@@ -170,8 +172,10 @@ def _frame(facts: Facts) -> str:
     ranked = sorted(facts.processes, key=lambda proc: (not proc.name.startswith("scheduler"), -proc.cpu))
     frames = dict(facts.frames)
     for proc in ranked:
-        if frames.get(proc.pid):
-            return f" ({proc.name} is in {frames[proc.pid][0]})"
+        # Code that was given as text (`<string>`) says nothing; of a real file the innermost frame says most.
+        frame = next((frame for frame in frames.get(proc.pid, ()) if ".py" in frame), None)
+        if frame:
+            return f" ({proc.name} is in {frame})"
     return ""
 
 

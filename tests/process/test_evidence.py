@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,33 +28,15 @@ from pytest_gpuserve.serve.watch import Look, Stall, Status, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-MAIN = """
-import os, signal, socket, sys, time
-def scheduler():
-    out = os.open("/dev/null", os.O_WRONLY)
-    def capture_one_batch_size():
-        while True:
-            os.write(out, b".")
-            time.sleep(0.5)
-    open("/proc/self/comm", "w").write("sglang::schedul")
-    print("up", flush=True)
-    capture_one_batch_size()
-if os.fork() == 0:
-    scheduler()
-if "--listen" in sys.argv:
-    server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--listen") + 1])))
-    print("listening", flush=True)
-signal.pause()
-"""
+MAIN = Path(__file__).with_name("hanging_server.py")
 
 
 class Tree:
     """A server's two processes in a session of their own."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-c", MAIN, "--model-path", "m", "--api-key", "hush-hush", *arguments]
+        command = [sys.executable, str(MAIN), "--model-path", "m", "--api-key", "hush-hush", *arguments]
         self.main = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.main.stdout
         for _ in range(1 + ("--listen" in arguments)):
