@@ -113,6 +113,8 @@ class Readiness:
                 self.healthy = True
                 self._on_healthy()
                 self.poke()
+                # Where there is no /ready, the generation was asked for at the log's word and may be back already.
+                self._finish()
             else:
                 self.last = f"port {self._port} is served by a process that is not of this server"
 
