@@ -206,8 +206,8 @@ def test_resolved_has_one_set_of_names() -> None:
 FALLBACK_LINES = [
     (
         (
-            "Setup Custom allreduce failed with invalid literal for int() with base 10: 'GPU-5f'. To silence this warning, "
-            "specify --disable-custom-all-reduce explicitly."
+            "Setup Custom allreduce failed with invalid literal for int() with base 10: 'GPU-5f'. To silence this "
+            "warning, specify --disable-custom-all-reduce explicitly."
         ),
         "custom-all-reduce",
     ),
