@@ -82,11 +82,15 @@ def preflight(
                 elif line["kind"] == "unavailable":
                     reason = line["reason"]
         pending = [index for index in pending if not results[index]["outcome"]]
-    if reason:
-        reason = f"preflight unavailable: SGLang {versions.get('sglang', '(none)')}: {reason}"
+    unavailable = f"preflight unavailable: SGLang {versions.get('sglang', '(none)')}: "
     for result in results:
         if not result["outcome"]:
             result |= {"outcome": "unavailable", "reason": reason}
+        if result["outcome"] == "unavailable":
+            result["reason"] = unavailable + result["reason"]
+    reasons = [result["reason"] for result in results if result["outcome"] != "skipped"]
+    if reason or (reasons and all(reasons)):
+        reason = unavailable + reason if reason else reasons[0]
     seconds = [result["seconds"] for result in results if result["seconds"]]
     return {
         "schema": SCHEMA,
@@ -167,7 +171,7 @@ def _fill(result: dict[str, Any], line: Mapping[str, Any], options: Mapping[str,
         name: value for name, value in scrub(line.get("env_set", {})).items() if name not in VOLATILE_ENV
     }
     if "unavailable" in line:
-        result |= {"outcome": "unavailable", "reason": scrub(f"preflight unavailable: {line['unavailable']}")}
+        result |= {"outcome": "unavailable", "reason": scrub(line["unavailable"])}
     elif "rejection" in line:
         result |= {"outcome": "rejected", "rejection": scrub(line["rejection"])}
     else:

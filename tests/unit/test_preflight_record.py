@@ -113,7 +113,7 @@ def test_the_summary_says_accepted_and_never_supported() -> None:
 
 def test_a_record_of_another_kind_or_of_the_future_is_refused() -> None:
     check_schema(record(), "a.json")
-    with pytest.raises(UsageError, match="a.json: not a preflight record"):
+    with pytest.raises(UsageError, match=r"a\.json: not a preflight record"):
         check_schema({"schema": 1, "cells": []}, "a.json")
     with pytest.raises(UsageError, match="schema 7"):
         check_schema({**record(), "schema": 7}, "a.json")
