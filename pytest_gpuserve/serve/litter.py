@@ -7,6 +7,7 @@ else came meanwhile is at most listed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,10 +19,11 @@ from pytest_gpuserve.serve import procs
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["SharedMemory", "folder_owner", "mark_folder", "remove_folder"]
+__all__ = ["SharedMemory", "folder_owner", "mark_folder", "remove_folder", "remove_remains"]
 
 _SHM = "/dev/shm"  # noqa: S108 (where Linux keeps POSIX shared memory)
 _MARK = ".gpuserve"
+_SHM_LIST = ".gpuserve-shm"
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -45,11 +47,38 @@ def remove_folder(path: str) -> bool:
     return not os.path.lexists(path)
 
 
+def remove_remains(path: str) -> bool:
+    """`remove_folder`, and the shared memory that its supervisor had noted in it: for when that one is dead."""
+    try:
+        noted = [line.rpartition(" ") for line in Path(path, _SHM_LIST).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        noted = []
+    in_use = _in_use(_SHM) if noted else set()
+    for name, _, inode in noted:
+        file = Path(_SHM, name)
+        with contextlib.suppress(OSError):
+            stat = file.lstat()
+            if name not in in_use and stat.st_uid == os.getuid() and str(stat.st_ino) == inode:
+                file.unlink()
+    return remove_folder(path)
+
+
+def _in_use(folder: str, pids: Iterable[int] | None = None) -> set[str]:
+    """The names in `folder` that processes (these, or all) have open or mapped."""
+    prefix = f"{folder}/"
+    return {
+        path.removeprefix(prefix)
+        for pid in (procs.all_pids() if pids is None else pids)
+        for path in procs.opened(pid, prefix)
+    }
+
+
 class SharedMemory:
     """What lies in `/dev/shm` since this object was made, and what of it is ours."""
 
-    def __init__(self, folder: str = _SHM) -> None:
+    def __init__(self, tmpdir: str, folder: str = _SHM) -> None:
         self._folder = folder
+        self._list = Path(tmpdir, _SHM_LIST)
         self._before = self._listing()
         self._used: set[str] = set()
 
@@ -65,11 +94,17 @@ class SharedMemory:
         return [name for name, inode in self._listing().items() if self._before.get(name) != inode]
 
     def observe(self, pids: Iterable[int]) -> None:
-        """Notes which new files these processes use. Cheap while there is no new file that is not yet known."""
+        """Notes which new files these processes use, for `clean` and, in the private TMPDIR, for whoever has to clean
+        in our place. Cheap while there is no new file that is not yet known.
+        """
         if set(self._new()) <= self._used:
             return
-        for pid in pids:
-            self._used |= {path.removeprefix(f"{self._folder}/") for path in procs.opened(pid, f"{self._folder}/")}
+        self._used |= _in_use(self._folder, pids)
+        inodes = self._listing()
+        with contextlib.suppress(OSError):
+            self._list.write_text(
+                "".join(f"{name} {inodes[name]}\n" for name in sorted(self._used & inodes.keys())), encoding="utf-8"
+            )
 
     def clean(self, pids: Collection[int]) -> tuple[list[str], list[str]]:
         """After the server's end: the paths that were removed, and new ones nobody uses that were not ours.
@@ -79,9 +114,7 @@ class SharedMemory:
         new = self._new()
         if not new:
             return [], []
-        in_use: set[str] = set()
-        for pid in procs.all_pids():
-            in_use |= {path.removeprefix(f"{self._folder}/") for path in procs.opened(pid, f"{self._folder}/")}
+        in_use = _in_use(self._folder)
         removed, left = [], []
         for name in sorted(set(new) - in_use):
             path = Path(self._folder, name)

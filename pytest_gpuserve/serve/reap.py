@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_gpuserve.gpu.lease import Holder, holders
 from pytest_gpuserve.serve import procs
-from pytest_gpuserve.serve.litter import folder_owner, remove_folder
+from pytest_gpuserve.serve.litter import folder_owner, remove_remains
 
 __all__ = ["Leftover", "end_by_force", "find_leftovers", "reap"]
 
@@ -61,7 +61,7 @@ def reap(lock_dir: Path | None = None, *, timeout: float = 15.0) -> tuple[list[L
         _until_gone([item.stat for item in left if item.stat], 2.0)
     for item in found:
         if item.path and not _processes():
-            remove_folder(str(item.path))
+            remove_remains(str(item.path))
     remaining = find_leftovers(lock_dir)
     gone = [item for item in found if item not in remaining and (item.path is None or not item.path.exists())]
     return gone, [item for item in remaining if item.kind != "note"]
@@ -80,7 +80,7 @@ def end_by_force(family: procs.Family, *, timeout: float = 5.0, tmpdir: str = ""
             return left
         time.sleep(0.01)
     if tmpdir:
-        remove_folder(tmpdir)
+        remove_remains(tmpdir)
     return []
 
 

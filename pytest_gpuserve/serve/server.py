@@ -94,7 +94,7 @@ class Server:
             undo.callback(self._log.close)
             self.tmpdir = spawn.make_tmpdir(lease.id)
             undo.callback(remove_folder, self.tmpdir)
-            self.shm = SharedMemory()
+            self.shm = SharedMemory(self.tmpdir)
             self._start(run_id, undo)
             undo.pop_all()
 

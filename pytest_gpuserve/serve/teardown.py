@@ -63,9 +63,9 @@ class _Ending:
                     self.reaped += os.waitpid(stat.pid, os.WNOHANG)[0] == stat.pid
         return living
 
-    def in_session(self) -> list[procs.Stat]:
+    def in_session(self, *, thorough: bool = False) -> list[procs.Stat]:
         """Those of the server's own session."""
-        return [stat for stat in self.alive() if stat.sid == self.server.pid]
+        return [stat for stat in self.alive(thorough=thorough) if stat.sid == self.server.pid]
 
     def wait(self, until: Callable[[], bool], limit: float, *, abandoned: float | None = None) -> bool:
         """Turns the loop until `until()` or the limit, which is `abandoned` seconds once nobody waits for us."""
@@ -171,11 +171,11 @@ def _terminate(ending: _Ending) -> None:
 
 
 def _kill(ending: _Ending) -> None:
-    _insist(ending, ending.in_session)
+    _insist(ending, lambda: ending.in_session(thorough=True))
 
 
 def _sweep(ending: _Ending) -> None:
-    _insist(ending, ending.alive)
+    _insist(ending, lambda: ending.alive(thorough=True))
 
 
 def _insist(ending: _Ending, who: Callable[[], list[procs.Stat]]) -> None:
@@ -197,8 +197,8 @@ def _signal(targets: Iterable[procs.Stat], number: int) -> None:
 _LADDER: tuple[tuple[str, Callable[[_Ending], bool], Callable[[_Ending], object]], ...] = (
     ("abort", lambda ending: ending.server.answers and ending.server.ready and not ending.server.failed, _abort),
     ("term", lambda ending: bool(ending.in_session()), _terminate),
-    ("kill", lambda ending: bool(ending.in_session()), _kill),
-    ("sweep", lambda ending: bool(ending.alive()), _sweep),
+    ("kill", lambda ending: bool(ending.in_session(thorough=True)), _kill),
+    ("sweep", lambda ending: bool(ending.alive(thorough=True)), _sweep),
 )
 
 

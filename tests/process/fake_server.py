@@ -69,6 +69,11 @@ class Http:
                 f"HTTP/1.1 {status} X\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n{payload}".encode()
             )
 
+    def is_ready(self) -> bool:
+        if "late" in self.faults:
+            return time.monotonic() >= float(self.faults["late"])
+        return "never-ready" not in self.faults
+
     def route(self, path: str, authorised: bool) -> tuple[int, object]:
         if path.startswith("/fault/"):
             self.faults[path.removeprefix("/fault/")] = ""
@@ -76,7 +81,7 @@ class Http:
         if path in ("/ready", "/health"):
             if path == "/ready" and "no-ready-endpoint" in self.faults:
                 return 404, {}
-            return (503 if "never-ready" in self.faults else 200), {}
+            return (200 if self.is_ready() else 503), {}
         if path == "/metrics":
             if "no-metrics" in self.faults:
                 return 404, ""
@@ -181,7 +186,7 @@ def main() -> None:
         time.sleep(3600)
     http = Http(options.port, options.api_key, faults)
     threading.Thread(target=http.serve, daemon=True).start()
-    if "never-ready" not in faults:
+    if http.is_ready():
         say("The server is fired up and ready to roll!")
     while True:
         time.sleep(3600)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,20 @@ def test_kill_9_of_the_supervisor(bench: Bench, faults: tuple[str, ...]) -> None
     assert f"pid {supervisor.pid}" in answer["failure"]["message"]
     assert supervisor.lease(bench.request())["event"] == "error"
     bench.assert_clean()
+
+
+def test_kill_9_of_the_supervisor_leaves_no_shared_memory(bench: Bench) -> None:
+    name = f"gpuserve-test-{os.getpid()}y"
+    supervisor = bench.leased()
+    try:
+        supervisor.launch(bench.spec(f"shm={name}"))
+        os.kill(supervisor.pid, signal.SIGKILL)
+        supervisor.stop()
+        assert not Path(f"/dev/shm/{name}-mapped").exists()
+        assert Path(f"/dev/shm/{name}-stranger").exists()
+    finally:
+        for path in Path("/dev/shm").glob(f"{name}*"):
+            path.unlink()
 
 
 def test_kill_9_of_the_supervisor_during_start_up(bench: Bench) -> None:

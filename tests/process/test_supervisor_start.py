@@ -75,6 +75,16 @@ def test_a_generation_that_never_comes_is_a_hang(bench: Bench) -> None:
     assert supervisor.stop()["failure"] is None
 
 
+def test_ready_is_noticed_at_once(bench: Bench) -> None:
+    """Without a word in the log: a quarter of a second is promised, a loaded machine may take longer."""
+    supervisor = bench.leased()
+    since = time.monotonic() + 2.0
+    assert supervisor.launch(bench.spec(f"late={since}"))["event"] == "ready"
+    late = time.monotonic() - since
+    print(f"noticed after {late:.3f} s")
+    assert 0 < late < 0.75
+
+
 @pytest.mark.parametrize(("fault", "code"), [("exit=0", 0), ("exit=2", 2), ("exit=1", 1), ("die=11", -11)])
 def test_a_server_that_ends_at_its_start(bench: Bench, fault: str, code: int) -> None:
     supervisor = bench.leased()
