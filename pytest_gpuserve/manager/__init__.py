@@ -97,16 +97,13 @@ class Manager:
         baseline = self.plan.baseline_of(cell)
         if baseline is None or baseline.id not in self._selected:
             return None
-        result = self._done.get(baseline.id)
+        result = self.result_of(baseline.id)
         if result is None:
+            closed = self._run.closed()
+            if closed is not None:
+                return Gate(Outcome.NOT_RUN, closed)
             seconds = self.plan.settings.lock_timeout
-            result = self._run.wait_for(baseline.id, seconds)
-            if result is None:
-                closed = self._run.closed()
-                if closed is not None:
-                    return Gate(Outcome.NOT_RUN, closed)
-                return Gate(Outcome.BLOCKED, f"no result of the baseline {baseline.id} within {seconds:.0f} s")
-            self._done[baseline.id] = result
+            return Gate(Outcome.BLOCKED, f"no result of the baseline {baseline.id} within {seconds:.0f} s")
         if not verdict.blocks(result):
             return None
         what = f"{result.failure.kind} in {result.failure.phase}" if result.failure else result.reason
@@ -211,6 +208,25 @@ class Manager:
         """The GPUs that are leased for the check that is running."""
         assert self.state(cell).cell is cell
         return self._live.gpus
+
+    def where(self, cell: Cell) -> str:
+        """Cell, phase and log, for the message of a test that was cut off: `sm120-m-baseline, in phase serving (…)`."""
+        handle = self.state(cell).handle
+        if handle is None:
+            return cell.id
+        return f"{cell.id}, in phase {self._live.phase} (its server's log: {handle.log_path})"
+
+    def result_of(self, cell_id: str) -> CellRecord | None:
+        """The record of a cell that is through: of this process, or waited for, bounded, if another worker has it.
+
+        None if it does not run in this session, or did not come. Only for cells that come earlier in the launch order.
+        """
+        if cell_id not in self._done:
+            found = self._run.wait_for(cell_id, self.plan.settings.lock_timeout) if cell_id in self._selected else None
+            if found is None:
+                return None
+            self._done[cell_id] = found
+        return self._done[cell_id]
 
     def watch(self, *, armed: bool) -> None:
         """A check is running against the server, or no more: its lack of progress is judged only then."""

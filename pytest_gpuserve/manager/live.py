@@ -34,7 +34,8 @@ Event = dict[str, Any]
 class Live:
     """Holds GPUs from `lease` to `release`, and at most one server from `launch` to `stop`.
 
-    Nothing here raises for what the machine or the server did: it comes back as a Failure.
+    Nothing here raises for what the machine or the server did: it comes back as a Failure. `phase` is the server's,
+    empty without one.
     """
 
     def __init__(self, plan: Plan, show: Callable[[str, Event], None]) -> None:
@@ -43,6 +44,7 @@ class Live:
         self._supervisor: Supervisor | None = None
         self.gpus: tuple[Gpu, ...] = ()
         self.serving = False
+        self.phase = ""
         self._cell = ""
         self._spawned: Event = {}
         self._failure: Failure | None = None
@@ -159,7 +161,7 @@ class Live:
     def release(self) -> None:
         """Give the GPUs up. A supervisor that is gone has given them up already."""
         supervisor, self._supervisor = self._supervisor, None
-        self.gpus, self.serving, self._spawned = (), False, {}
+        self.gpus, self.serving, self.phase, self._spawned = (), False, "", {}
         if supervisor is not None:
             supervisor.release()
             supervisor.close()
@@ -167,6 +169,8 @@ class Live:
     def _on_event(self, event: Event) -> None:
         if event["event"] == "spawned":
             self._spawned = event
+        elif event["event"] == "phase":
+            self.phase = event["phase"]
         self._show(self._cell, event)
 
 

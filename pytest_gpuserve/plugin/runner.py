@@ -12,6 +12,7 @@ from pytest_gpuserve.failing import ServerFailed
 from pytest_gpuserve.fixtures import MANAGER
 from pytest_gpuserve.manager import Gate, Manager
 from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.plugin import timeouts
 from pytest_gpuserve.plugin.check import Check
 from pytest_gpuserve.plugin.work import cell_of, stage_of, work_of
 
@@ -76,6 +77,12 @@ class Runner:
         finally:
             self._check = None
 
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        """A test of ours that takes too long says where it was."""
+        check = self._check
+        return None if check is None else timeouts.arm(item, settings, lambda: self.manager.where(check.work.cell))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Report what `begin` found before any fixture runs."""
@@ -105,7 +112,7 @@ class Runner:
         failure = self.manager.inspect(check.work.cell, seconds=_suspicion(error))
         if failure is not None:
             # What follows is bounded by itself and is none of the test's time.
-            _disarm_timeout(item)
+            timeouts.disarm(item)
             raise ServerFailed(self.manager.lost(check.work.cell, failure)) from error
         if error is not None:
             raise error
@@ -119,7 +126,7 @@ class Runner:
         finally:
             if check is not None and not _same_server(item, nextitem):
                 check.last = check.last or nextitem is None
-                _disarm_timeout(item)
+                timeouts.disarm(item)
                 leak = self.manager.end(check.work.cell)
                 if leak is not None:
                     raise ServerFailed(leak)
@@ -129,8 +136,10 @@ class Runner:
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Decide the outcome; works for setup, call and teardown, with and without xdist."""
-        report = yield
         check = self._check
+        if check is not None and call.excinfo is not None:
+            timeouts.name(call.excinfo.value, self.manager.where(check.work.cell))
+        report = yield
         if check is None:
             return report
         check.hear(report, call)
@@ -184,10 +193,3 @@ def _suspicion(error: BaseException | None) -> float:
     if error is None or isinstance(error, (pytest.skip.Exception, ServerFailed)):
         return 0.0
     return 3.0 if isinstance(error, OSError) else 1.0
-
-
-def _disarm_timeout(item: pytest.Item) -> None:
-    """End pytest-timeout's timer for this test, if it has one: the manager's own waits are bounded."""
-    hook = getattr(item.config.hook, "pytest_timeout_cancel_timer", None)
-    if hook is not None:
-        hook(item=item)
