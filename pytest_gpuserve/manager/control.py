@@ -63,6 +63,7 @@ class Control:
             return extended(failure, "The machine is unverified: this matrix has no baseline to check it with.")
         key = (failure.signature, live.uuids)
         if key not in self._seen:
+            state.record.server_starts += 1
             self._seen[key] = self._start(baseline, live, folder)
         result = state.record.control = self._seen[key]
         if result["outcome"] == str(Outcome.PASSED):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import MachineError, UsageError
@@ -14,13 +16,12 @@ from pytest_gpuserve.model.arch import CPU, is_arch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from pytest_gpuserve.matrix.types import Matrix
     from pytest_gpuserve.model.gpu import Gpu
     from pytest_gpuserve.model.settings import Settings
 
-__all__ = ["Machine", "archs_of", "look", "require", "simulate"]
+__all__ = ["Machine", "archs_of", "look", "machine_of", "require", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,14 @@ def simulate(machine: str, folder: Path) -> Machine:
     probe = create(folder, machine)
     gpus = probe.gpus()
     return Machine(gpus=gpus, probes=dict.fromkeys((gpu.arch for gpu in gpus), probe.spec()), driver=probe.driver())
+
+
+def machine_of(settings: Settings) -> Machine:
+    """This machine, or what `--gpu-sim` would simulate; nothing is left behind."""
+    if settings.sim is None:
+        return look()
+    with tempfile.TemporaryDirectory(prefix="gpuserve-sim-") as folder:
+        return simulate(settings.sim, Path(folder))
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Machine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from pytest_gpuserve.matrix.find import find_matrices, known_bad_paths
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix
+from pytest_gpuserve.model.cell import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +63,7 @@ def prepare(settings: Settings) -> Plan:
 
     Writes nothing: `settle` gives the plan its folder.
     """
-    machine = _machine(settings)
+    machine = machines.machine_of(settings)
     matrices = _load(find_matrices(settings.matrix, settings.rootdir, machine.archs))
     archs = {name: machines.archs_of(matrix, machine, settings) for name, matrix in matrices.items()}
     known_bad = load_known_bad(known_bad_paths(settings.rootdir, settings.known_bad))
@@ -99,7 +99,24 @@ def prepare(settings: Settings) -> Plan:
         owners=(os.getpid(),),
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
-    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted))
+    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, _references(fitted, matrices)))
+
+
+def _references(cells: Sequence[Cell], matrices: Mapping[str, Matrix]) -> dict[str, list[str]]:
+    """By cell id, the cells that its floors compare it with: those are measured first."""
+    if not any(floor.ratio is not None for matrix in matrices.values() for floor in matrix.floors):
+        return {}
+    by_identity = {cell.identity: cell.id for cell in cells}
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        matrix = matrices[cell.matrix]
+        facts = facts_of(cell)
+        for floor in matrix.floors:
+            axes = floor.reference(cell.axes, matrix.baseline) if floor.when.matches(facts) else None
+            other = by_identity.get((cell.arch, cell.model.name, tuple(sorted(axes.items())))) if axes else None
+            if other is not None and other != cell.id:
+                found.setdefault(cell.id, []).append(other)
+    return found
 
 
 def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) -> Plan:
@@ -116,13 +133,6 @@ def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) ->
         probes=dict(machine.probes),
         lock_dir=plan.lock_dir or place / "locks",
     )
-
-
-def _machine(settings: Settings) -> machines.Machine:
-    if settings.sim is None:
-        return machines.look()
-    with tempfile.TemporaryDirectory(prefix="gpuserve-sim-") as folder:
-        return machines.simulate(settings.sim, Path(folder))
 
 
 def _load(paths: Sequence[Path]) -> dict[str, Matrix]:

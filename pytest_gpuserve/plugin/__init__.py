@@ -52,6 +52,16 @@ def pytest_configure_node(node: object) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto`: as many workers as there are GPUs, or CPUs if they are fewer; None in runs without a matrix."""
+    if not options.given(config):
+        return None
+    from pytest_gpuserve.plugin import active
+
+    return active.worker_count(config)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config) -> CellScheduling | None:
     """One cell, one worker; None (xdist's own) in runs without a matrix."""
     controller = config.pluginmanager.get_plugin("gpuserve-controller")

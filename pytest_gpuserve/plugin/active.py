@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import pytest
 
 from pytest_gpuserve import options
 from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.manager.machine import machine_of
+from pytest_gpuserve.model.arch import CPU
 from pytest_gpuserve.plugin.collect import Collection
 from pytest_gpuserve.plugin.controller import Controller
 from pytest_gpuserve.plugin.live_line import StatusFile
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.manager.plan import Plan
 
-__all__ = ["begin", "collect_and_run", "join", "user_errors"]
+__all__ = ["begin", "collect_and_run", "join", "user_errors", "worker_count"]
 
 
 @contextlib.contextmanager
@@ -40,6 +43,13 @@ def begin(config: pytest.Config) -> None:
     if config.option.help or config.option.version:
         return
     config.pluginmanager.register(Controller(config, settings), "gpuserve-controller")
+
+
+def worker_count(config: pytest.Config) -> int:
+    """For `-n auto`: a worker more than there are GPUs could only wait for one."""
+    with user_errors():
+        machine = machine_of(options.resolve(config))
+    return max(1, min(len([gpu for gpu in machine.gpus if gpu.arch != CPU]), os.cpu_count() or 1))
 
 
 def join(config: pytest.Config, plan: bytes) -> None:

@@ -16,6 +16,7 @@ def test_a_bad_flag_on_a_sound_gpu_fails_with_the_control_recorded(project) -> N
         "The machine was checked: sm120-m-baseline started and answered on the same GPUs" in cell["failure"]["message"]
     )
     assert (result.folder / cell["folder"] / "control.log").exists()
+    assert (cell["server_starts"], result.record["server_starts"]) == (2, 3)
     assert result.code == 1
 
 
