@@ -34,7 +34,8 @@ def scalar(value: object) -> str:
     """A value as YAML that every YAML version reads back as the same text (or number, or truth value)."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = str(value)
+    # A log's undecodable bytes, which YAML cannot hold, become question marks.
+    text = str(value).encode("utf-8", "replace").decode()
     if isinstance(value, (int, float)) and _NUMBER.fullmatch(text):
         return text
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:

@@ -23,6 +23,7 @@ from pytest_gpuserve.model.outcome import Outcome, worst
 from pytest_gpuserve.model.record import SCHEMA, CellRecord, CheckRecord
 from pytest_gpuserve.report.folder import EVENTS, LATEST, new_run_folder
 from pytest_gpuserve.report.scrub import scrub_argv, scrub_cell, scrub_values
+from pytest_gpuserve.report.shape import run_problem
 from pytest_gpuserve.report.upgrade import upgrade
 
 if TYPE_CHECKING:
@@ -250,13 +251,21 @@ def read_run(path: Path) -> dict[str, Any]:
     Older schemas are upgraded. UsageError names the file and what is wrong with it.
     """
     if not path.is_dir():
-        return upgrade(read_json(path), str(path))
+        return _read_file(path)
     for folder in (path, path / LATEST, path / "runs" / LATEST):
         if (folder / RUN).exists():
-            return upgrade(read_json(folder / RUN), str(folder / RUN))
+            return _read_file(folder / RUN)
         if (folder / EVENTS).exists():
             return _rebuild(folder)
     raise UsageError(f"{path}: no run in this folder: neither {RUN} nor {EVENTS}, nor a link '{LATEST}'.")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    record = upgrade(read_json(path), str(path))
+    problem = run_problem(record)
+    if problem:
+        raise UsageError(f"{path}: not a record of a run: {problem}.")
+    return record
 
 
 def _rebuild(folder: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpuserve import __version__
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model.failure import Failure, Kind
-from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.model.record import SCHEMA
+from pytest_gpuserve.report.shape import cell_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,23 +38,24 @@ def upgrade(record: Record, source: str, steps: Mapping[int, Callable[[Record], 
             raise UsageError(f"{source}: schema {schema} is not one that any pytest-gpuserve wrote.")
         record = steps[schema](record)
         schema = record["schema"]
+    for number, cell in enumerate(record["cells"]):
+        problem = cell_problem(cell)
+        if problem:
+            raise UsageError(f"{source}: cells[{number}] ({cell['id']}): {problem}.")
     return record
 
 
 def _check(record: Record, source: str) -> None:
+    """What every schema has had, and the steps lean on."""
     cells = record.get("cells")
     if not isinstance(cells, list):
         raise UsageError(f"{source}: not a record of a run: 'cells' is not a list.")
-    known = {str(outcome) for outcome in Outcome}
     for number, cell in enumerate(cells):
         missing = _REQUIRED if not isinstance(cell, dict) else [name for name in _REQUIRED if name not in cell]
         if missing:
             raise UsageError(f"{source}: cells[{number}] lacks {', '.join(missing)}.")
-        if cell["outcome"] not in known or not isinstance(cell["axes"], dict):
-            raise UsageError(
-                f"{source}: cells[{number}] ({cell['id']}): outcome {cell['outcome']!r} with axes {cell['axes']!r} "
-                "is not an outcome and a mapping of axes to levels."
-            )
+        if not isinstance(cell["axes"], dict):
+            raise UsageError(f"{source}: cells[{number}] ({cell['id']}): its axes are not a mapping of axes to levels.")
 
 
 def _from_0(record: Record) -> Record:

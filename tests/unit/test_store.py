@@ -302,6 +302,11 @@ def test_each_step_is_taken_once_and_a_missing_one_is_said(monkeypatch: pytest.M
         upgrade({"schema": 0, "cells": []}, "x", steps)
 
 
+def broken(**part: object) -> str:
+    whole = {"id": "a", "arch": "sm90", "model": "m", "axes": {}, "outcome": "failed"}
+    return json.dumps({"schema": 1, "cells": [whole | part]})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -315,8 +320,12 @@ def test_each_step_is_taken_once_and_a_missing_one_is_said(monkeypatch: pytest.M
         ('{"schema": 1, "cells": [3]}', r"cells\[0\] lacks id"),
         (
             '{"schema": 1, "cells": [{"id": "a", "arch": "sm90", "model": "m", "axes": {}, "outcome": "good"}]}',
-            r"cells\[0\] \(a\): outcome 'good'",
+            r"cells\[0\] \(a\): 'outcome' must be an outcome",
         ),
+        ('{"schema": 1, "cells": []}', "'simulated' is missing"),
+        (broken(failure={"kind": "crash"}), r"\(a\): failure: 'phase' is missing"),
+        (broken(measurements=[{"load": "x"}]), r"measurements\[0\]: 'metric' is missing"),
+        (broken(baseline=[]), "'baseline' must be a mapping of axes to levels"),
         ("[" * 100_000, "not a record"),
     ],
 )
