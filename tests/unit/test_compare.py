@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve.compare import Change, compare
@@ -170,6 +170,7 @@ def test_an_axis_only_one_record_has_stands_at_its_baseline() -> None:
 LEVELS = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from(["0", "1", "2"]), max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(LEVELS, max_size=8), st.lists(LEVELS, max_size=8))
 def test_every_cell_of_both_records_is_in_exactly_one_row(one: list[dict], other: list[dict]) -> None:
     def cells(levels: list[dict], side: str) -> list[dict]:

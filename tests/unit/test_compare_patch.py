@@ -155,7 +155,7 @@ def test_what_cannot_be_edited_by_line_is_refused(text: str) -> None:
         edit()
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.text() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_scalar_reads_back(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     path = tmp_path_factory.getbasetemp() / "scalar.yaml"
@@ -376,6 +376,7 @@ def test_a_pattern_is_the_part_that_recurs(line: str, text: str, pattern: str) -
     assert salient(failure) == pattern
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200))
 def test_a_pattern_is_always_found_in_the_failure(line: str) -> None:
     failure = Failure.of(Kind.CRASH, Phase.WARMUP, line, line=line)

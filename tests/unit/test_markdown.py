@@ -42,7 +42,7 @@ def test_it_is_cut_by_cells_and_says_how_many(limit: int) -> None:
         assert "cell-299-é" in text
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(), max_size=60), st.integers(min_value=0, max_value=3000))
 def test_fit_never_exceeds_its_limit(lines: list[str], limit: int) -> None:
     told = fit(lines, limit)
@@ -65,6 +65,7 @@ def test_text_of_a_log_stays_text(text: str, shown: str) -> None:
     assert escape(text) == shown
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_a_table_cell_is_one_line_without_a_bare_bar(text: str) -> None:
     shown = escape(text)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve import __version__
@@ -161,6 +161,7 @@ def finite(value: object) -> object:
     return [finite(item) for item in value] if isinstance(value, list) else value
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(), JSON | st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=3), max_size=4)
 )
@@ -224,6 +225,7 @@ def test_a_cell_reads_back(tmp_path: Path) -> None:
     assert read_cell(folder) == record
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))
 def test_every_cell_has_a_folder_of_its_own(one: str, other: str) -> None:
     folders = [cell_folder(Path("/run"), name) for name in (one, other)]

@@ -29,7 +29,7 @@ def test_golden(width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"terminal_{width}.txt", shown + "\n")
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(min_value=20, max_value=400), st.text(), st.text(min_size=1))
 def test_the_table_stays_within_its_width_whatever_a_log_said(width: int, message: str, name: str) -> None:
     run = changed()
