@@ -96,6 +96,9 @@ def _samples(item: Mapping[str, Any]) -> list[float]:
 def _not_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if old.get("unit") != new.get("unit"):
         return f"measured in other units ({old.get('unit')})"
+    # A "regression" of 2 to 7 times was a changed sampling setting (newton#3992).
+    if (old.get("method") or "") != (new.get("method") or ""):
+        return "measured in another way"
     for side, item in (("before", old), ("after", new)):
         if item.get("verdict") == "invalid":
             return f"invalid {side}: {item.get('note') or 'the measurement was disturbed'}"

@@ -244,6 +244,7 @@ def test_what_is_undecided_says_why() -> None:
         (rate(100, 100, 100, unit="ms"), rate(10, 10, 10), {}, "measured in other units (ms)"),
         (rate(100, 100, 100, verdict="invalid", note="throttled"), rate(10, 10, 10), {}, "invalid before: throttled"),
         (rate(0, 0, 0), rate(10, 10, 10), {}, "nothing was measured before"),
+        (rate(9, 9, 9, method="a1"), rate(99, 99, 99, method="b2"), {}, "measured in another way"),
         (rate(100, 100, 100), rate(10, 10, 10), {"simulated": True}, "one of the records is simulated"),
     ],
 )
