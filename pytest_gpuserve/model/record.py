@@ -18,7 +18,8 @@ class Measurement:
     """One metric of one load on one cell, with `sglang.bench_serving`'s names.
 
     `direction` is `higher` or `lower` (what is better). `verdict` is `ok`, `below-floor`, `inconclusive`, `invalid`
-    or `recorded` (no floor applies). `floor` holds what was asked and the line that set it.
+    or `recorded` (no floor applies). `floor` holds what was asked and the line that set it. `method` is the hash of the
+    measuring recipe: only equal ones are compared.
     """
 
     metric: str
@@ -31,6 +32,7 @@ class Measurement:
     verdict: str = "recorded"
     floor: dict[str, Any] | None = None
     note: str = ""
+    method: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

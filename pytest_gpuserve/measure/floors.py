@@ -1,0 +1,233 @@
+"""Which floors hold for a cell, what each asks for in numbers, and how a measurement stands against it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpuserve.matrix.types import METRICS
+from pytest_gpuserve.measure.stats import Decision, judge, mad, median_error
+from pytest_gpuserve.model.cell import facts_of
+from pytest_gpuserve.model.record import Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpuserve.matrix.types import Floor, Matrix
+    from pytest_gpuserve.measure.profile import LoadProfile
+    from pytest_gpuserve.model.cell import Cell
+    from pytest_gpuserve.model.record import CellRecord
+
+__all__ = ["Bound", "Needs", "Past", "Verdict", "asked_by", "bound_of", "measurements", "needs_of", "verdict_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a cell must measure: `floors` of its own, `loads` of those and of cells that are compared with it.
+
+    `references` are the ids of the cells it is compared with.
+    """
+
+    floors: tuple[Floor, ...] = ()
+    loads: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+def needs_of(cells: Sequence[Cell], matrices: Mapping[str, Matrix]) -> dict[str, Needs]:
+    """By cell id; cells that need nothing are left out."""
+    with_floors = [
+        (cell, floors)
+        for cell in cells
+        if (matrix := matrices.get(cell.matrix)) is not None and (floors := asked_by(matrix, cell))
+    ]
+    if not with_floors:
+        return {}
+    by_axes = {(cell.matrix, *cell.identity): cell for cell in cells}
+    found: dict[str, Needs] = defaultdict(Needs)
+    for cell, floors in with_floors:
+        mine = found[cell.id]
+        loads = dict.fromkeys((*mine.loads, *(floor.load for floor in floors)))
+        references: dict[str, None] = {}
+        for floor in floors:
+            reference = _reference(floor, cell, matrices[cell.matrix], by_axes)
+            if reference is not None:
+                references[reference.id] = None
+                theirs = found[reference.id]
+                found[reference.id] = replace(theirs, loads=tuple(dict.fromkeys((*theirs.loads, floor.load))))
+        found[cell.id] = Needs(floors, tuple(loads), tuple(references))
+    return dict(found)
+
+
+def asked_by(matrix: Matrix, cell: Cell) -> tuple[Floor, ...]:
+    """The floors that hold for the cell; a ratio to the cell itself (the baseline's, to the baseline) is none."""
+    if not matrix.floors:
+        return ()
+    facts = facts_of(cell)
+    return tuple(
+        floor
+        for floor in matrix.floors
+        if floor.when.matches(facts) and floor.reference(cell.axes, matrix.baseline) != dict(cell.axes)
+    )
+
+
+def _reference(floor: Floor, cell: Cell, matrix: Matrix, by_axes: Mapping[tuple[Any, ...], Cell]) -> Cell | None:
+    axes = floor.reference(cell.axes, matrix.baseline)
+    if axes is None:
+        return None
+    return by_axes.get((cell.matrix, cell.arch, cell.model.name, tuple(sorted(axes.items()))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A floor in numbers: `limit` in the metric's unit, its standard `error` if it was measured itself.
+
+    `text` says it in words, `where` is the `file:line` that set it. With `missing`, the reason, there is no limit.
+    """
+
+    metric: str
+    load: str
+    text: str
+    where: str
+    limit: float = 0.0
+    error: float = 0.0
+    note: str = ""
+    missing: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the record keeps it."""
+        return {"text": self.text, "where": self.where, "limit": round(self.limit, 4), "note": self.note}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Medians of earlier runs of the same cell on the same kind of GPUs by the same method, newest first."""
+
+    medians: tuple[float, ...] = ()
+    runs: int = 0
+
+
+def bound_of(
+    floor: Floor, reference: CellRecord | None, past: Past, *, reference_name: str, gpus: Sequence[str], method: str
+) -> Bound:
+    """`floor` in numbers. `reference` is the record of the cell a ratio compares with, `gpus` this cell's UUIDs."""
+    metric = floor.metric
+    unit = metric.unit
+    bare = Bound(metric=metric.name, load=floor.load, text="", where=f"{floor.where.file}:{floor.where.line}")
+    if floor.limit is not None:
+        return replace(bare, text=f"{metric.bound} {floor.limit:g} {unit}", limit=floor.limit)
+    if floor.ratio is not None:
+        return _relative(bare, floor.ratio, reference, name=reference_name, gpus=gpus, method=method)
+    assert floor.history_ratio is not None
+    text = f"{metric.bound} {floor.history_ratio:g} of the median of the last {floor.history_last} runs"
+    medians = past.medians[: floor.history_last]
+    if not medians:
+        seen = f"{past.runs} records are there, none of this cell on these GPUs by this method"
+        return replace(bare, text=text, missing=f"no history: {seen}")
+    note = "" if len(medians) == floor.history_last else f"of {len(medians)} runs only"
+    middle = median(medians)
+    return replace(
+        bare,
+        text=f"{text} ({middle:.4g} {unit})",
+        limit=floor.history_ratio * middle,
+        error=floor.history_ratio * median_error(medians),
+        note=note,
+    )
+
+
+def _relative(
+    bare: Bound, ratio: float, reference: CellRecord | None, *, name: str, gpus: Sequence[str], method: str
+) -> Bound:
+    metric = METRICS[bare.metric]
+    text = f"{metric.bound} {ratio:g} × {name}"
+    if reference is None:
+        return replace(bare, text=text, missing=f"{name} is not in this session")
+    measured = next(
+        (one for one in reference.measurements if one["load"] == bare.load and one["metric"] == bare.metric), None
+    )
+    if measured is None or measured.get("median") is None:
+        return replace(bare, text=text, missing=f"{name} ({reference.outcome}) has no measurement of {bare.load}")
+    if measured.get("verdict") == "invalid":
+        return replace(bare, text=text, missing=f"the measurement of {name} is invalid: {measured.get('note')}")
+    if measured.get("method") != method:
+        return replace(bare, text=text, missing=f"{name} was measured by another method")
+    theirs = [str(gpu["uuid"]) for gpu in reference.gpus]
+    note = "" if sorted(theirs) == sorted(gpus) else f"{name} ran on other GPUs ({', '.join(theirs)})"
+    middle = float(measured["median"])
+    return replace(
+        bare,
+        text=f"{text} ({middle:.4g} {metric.unit})",
+        limit=ratio * middle,
+        error=ratio * median_error([float(sample) for sample in measured["samples"]]),
+        note=note,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a load stands against one floor. `verdict` is `ok`, `below-floor`, `inconclusive` or `invalid`."""
+
+    bound: Bound
+    verdict: str
+    decision: Decision | None
+    text: str
+
+
+def verdict_of(bound: Bound, starts: Sequence[Sequence[float]], invalid: str | None) -> Verdict:
+    """`starts` holds the metric's window samples, one list a server start; `invalid` why none of them counts."""
+    metric = METRICS[bound.metric]
+    head = f"{bound.load}: {bound.metric}"
+    floor = f"floor: {bound.text} ({bound.where})" + (f"; {bound.note}" if bound.note else "")
+    if bound.missing:
+        return Verdict(
+            bound=bound,
+            verdict="inconclusive",
+            decision=None,
+            text=f"{head} cannot be judged: {bound.missing}; {floor}",
+        )
+    if not starts or not all(starts):
+        return Verdict(bound=bound, verdict="inconclusive", decision=None, text=f"{head} has no samples; {floor}")
+    decision = judge(starts, bound.limit, higher=metric.higher, bound_error=bound.error)
+    seen = f"{head} is {decision.median:.4g} {metric.unit}"
+    if invalid is not None:
+        return Verdict(
+            bound=bound, verdict="invalid", decision=decision, text=f"{seen}, but invalid: {invalid}; {floor}"
+        )
+    return Verdict(bound=bound, verdict=decision.verdict, decision=decision, text=f"{seen}: {decision.text}; {floor}")
+
+
+_WORST = ("below-floor", "invalid", "inconclusive", "ok")
+
+
+def measurements(
+    profile: LoadProfile,
+    starts: Sequence[Sequence[Mapping[str, float]]],
+    verdicts: Sequence[Verdict],
+    invalid: str | None,
+) -> list[Measurement]:
+    """The record's rows of one load: every metric that the windows have, with the worst verdict of its floors."""
+    found = []
+    for metric in METRICS.values():
+        by_start = [[window[metric.name] for window in start if metric.name in window] for start in starts]
+        samples = [sample for start in by_start for sample in start]
+        if not samples:
+            continue
+        mine = [one for one in verdicts if one.bound.metric == metric.name]
+        worst = min(mine, key=lambda one: _WORST.index(one.verdict), default=None)
+        found.append(
+            Measurement(
+                metric=metric.name,
+                unit=metric.unit,
+                direction="higher" if metric.higher else "lower",
+                load=profile.name,
+                samples=[round(sample, 4) for sample in samples],
+                median=round(median(median(start) for start in by_start if start), 4),
+                spread=round(mad(samples), 4),
+                verdict=worst.verdict if worst else "invalid" if invalid else "recorded",
+                floor=worst.bound.to_json() if worst else None,
+                note=worst.text if worst else invalid or "",
+                method=profile.method,
+            )
+        )
+    return found
