@@ -90,7 +90,7 @@ class Manager:
         closed = self._run.closed()
         if closed is not None:
             return Gate(Outcome.NOT_RUN, closed)
-        return self._blocked(cell)
+        return self._blocked(cell) if need.has_server else None
 
     def _blocked(self, cell: Cell) -> Gate | None:
         """A delta waits, before it leases anything, for its baseline; what it waits for was sent out earlier."""

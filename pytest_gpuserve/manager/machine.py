@@ -100,11 +100,13 @@ def require(matrix: Matrix, archs: Sequence[str], machine: Machine, settings: Se
             f"the matrix {matrix.name} is for {wanted}, and --gpu-sim {settings.sim} simulates "
             f"{_listed(machine.archs)}: simulate {_suggestion(matrix.archs)}, or name another matrix"
         )
-    raise UsageError(
-        f"the matrix {matrix.name} is for {wanted}; here: {machine.describe()}. "
-        f"Without such a GPU: --gpu-plan shows the cells, --gpu-preflight asks SGLang's own arguments, "
+    here = machine.describe().rstrip(".")
+    # The probe's own message may say all this already.
+    hint = (
+        f" Without such a GPU: --gpu-plan shows the cells, --gpu-preflight asks SGLang's own arguments, "
         f"--gpu-sim {_suggestion(matrix.archs)} simulates the machine."
     )
+    raise UsageError(f"the matrix {matrix.name} is for {wanted}; here: {here}.{'' if '--gpu-plan' in here else hint}")
 
 
 def _listed(archs: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -15,7 +16,7 @@ from pytest_gpuserve.manager import machine as machines
 from pytest_gpuserve.manager.plan import Plan
 from pytest_gpuserve.manager.weights import missing_model
 from pytest_gpuserve.matrix.expand import expand_all
-from pytest_gpuserve.matrix.find import find_matrices, known_bad_paths
+from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_paths
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.settings import Settings
 
-__all__ = ["SIMULATED_VERSIONS", "prepare", "server_variables", "settle"]
+__all__ = ["SIMULATED_VERSIONS", "axes_elsewhere", "prepare", "server_variables", "settle"]
 
 # What a simulated server claims to be where no SGLang is installed. Reports show it beside the word SIMULATED.
 SIMULATED_VERSIONS = {
@@ -100,6 +101,15 @@ def prepare(settings: Settings) -> Plan:
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
     return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, _references(fitted, matrices)))
+
+
+def axes_elsewhere(rootdir: Path) -> frozenset[str]:
+    """The axes of all matrices that could be named here: a test's mark may be meant for another one than runs now."""
+    found: set[str] = set()
+    for path in available(rootdir).values():
+        with contextlib.suppress(FileProblems):
+            found.update(load_matrix(path).axes)
+    return frozenset(found)
 
 
 def _references(cells: Sequence[Cell], matrices: Mapping[str, Matrix]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpuserve import schedule
+from pytest_gpuserve.manager.prepare import axes_elsewhere
 from pytest_gpuserve.markers import arguments
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.predicate import Predicate
@@ -52,6 +53,7 @@ class Collection:
         self._ids = [cell.id for cell in plan.cells]
         self._rank = {cell_id: rank for rank, cell_id in enumerate(self._ids)}
         self._suite = _suite_of(plan)
+        self._elsewhere: frozenset[str] | None = None
         self._asked: list[str] = self._take_arguments(config)
 
     def _take_arguments(self, config: pytest.Config) -> list[str]:
@@ -111,7 +113,11 @@ class Collection:
         ]
 
     def _is_fact(self, name: str) -> bool:
-        return name in _FACTS or name.startswith(_PREFIXES) or name in self.plan.axes
+        if name in _FACTS or name.startswith(_PREFIXES) or name in self.plan.axes:
+            return True
+        if self._elsewhere is None:
+            self._elsewhere = axes_elsewhere(self.plan.settings.rootdir)
+        return name in self._elsewhere
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -143,13 +143,15 @@ def test_markers_choose_cells(project) -> None:
         def test_some(gpu_cell): assert gpu_cell.id == "sm120-m-graphs.off"
         @pytest.mark.gpu_cells(gpus=">1")
         def test_none(gpu_cell): raise AssertionError
+        @pytest.mark.gpu_cells(nccl="tuned")
+        def test_for_another_matrix(gpu_cell): raise AssertionError
         @pytest.mark.gpu_cells(**{"flag.attention-backend": "flashinfer"})
         def test_flag(gpu_cell): assert gpu_cell.axes["attention"] == "flashinfer"
         """,
     )
     result = project.run("test_mine.py", inprocess=True)
     assert result.code == 0, result.text
-    result.run.assert_outcomes(passed=2, deselected=1)
+    result.run.assert_outcomes(passed=2, deselected=2)
 
 
 def test_no_environment_variable_is_left(project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -159,6 +160,11 @@ def test_a_flag_without_a_matrix_is_not_silently_ignored(pytester: pytest.Pytest
         options.given(pytester.parseconfig(*plugin_args, "--gpu-plan", "--gpu-stall", "3"))
     assert not options.given(pytester.parseconfig(*plugin_args))
     assert options.given(pytester.parseconfig(*plugin_args, "--gpu-matrix", "x"))
+
+
+def test_the_docs_are_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "options.md"
+    assert options.docs_table() in page.read_text()
 
 
 def test_the_docs_table_has_a_line_for_every_option() -> None:
