@@ -12,12 +12,12 @@ from pytest_gpuserve import verdict
 from pytest_gpuserve.manager.asking import Preflights
 from pytest_gpuserve.manager.control import Control, extended, infra, named
 from pytest_gpuserve.manager.live import Live
+from pytest_gpuserve.manager.measuring import Measuring
 from pytest_gpuserve.manager.run import Run
 from pytest_gpuserve.manager.state import CellState, Gate, known_bad_json, record_of
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.phase import Phase
-from pytest_gpuserve.report.store import write_cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +46,7 @@ class Manager:
         self._selected = selected
         self._run = Run(plan)
         self._control = Control(plan, self._run)
+        self.measuring = Measuring(plan, self._run)
         self._live = Live(plan, show or (lambda _cell, _event: None))
         self._state: CellState | None = None
         self._done: dict[str, CellRecord] = {}
@@ -90,7 +91,15 @@ class Manager:
         closed = self._run.closed()
         if closed is not None:
             return Gate(Outcome.NOT_RUN, closed)
-        return self._blocked(cell) if need.has_server else None
+        if not need.has_server:
+            return None
+        blocked = self._blocked(cell)
+        if blocked is None:
+            # Waited for before anything is leased: a cell that held GPUs could keep its own reference from running.
+            for reference in self.plan.needs_of(cell).references:
+                if reference in self._selected:
+                    self.result_of(reference)
+        return blocked
 
     def _blocked(self, cell: Cell) -> Gate | None:
         """A delta waits, before it leases anything, for its baseline; what it waits for was sent out earlier."""
@@ -125,6 +134,14 @@ class Manager:
             reasons = "; ".join(dict.fromkeys(quarantined.values()))
             text = f"{state.cell.id} needs {count} GPUs, {len(allowed)} are left in this run. Quarantined: {reasons}"
             return Failure.of(Kind.INFRA, Phase.SPAWN, text)
+        # A ratio is only fair on the same GPUs: those its reference ran on come first.
+        wanted = {
+            str(gpu["uuid"])
+            for reference in self.plan.needs_of(state.cell).references
+            if (record := self._run.result_of(reference)) is not None
+            for gpu in record.gpus
+        }
+        allowed.sort(key=lambda gpu: gpu.uuid not in wanted)
         return self._live.lease(state.cell, count, allowed, state.record)
 
     def _start(self, state: CellState) -> Gate:
@@ -232,6 +249,26 @@ class Manager:
         """A check is running against the server, or no more: its lack of progress is judged only then."""
         self._live.watch(armed=armed)
 
+    def folder(self, cell: Cell) -> Path:
+        """Where the cell's evidence goes, whoever runs the cell."""
+        return self._run.cell(cell.id)
+
+    def restart(self, cell: Cell) -> ServerHandle | Failure:
+        """End the running server and start another on the same GPUs; `server` gives the new one from then on."""
+        state = self.state(cell)
+        state.handle = None
+        self._stop(state)
+        if state.leak is not None:
+            # Reported by the teardown of this very check: `end` hands it out.
+            return state.leak
+        log = f"server-{state.record.server_starts + 1}.log"
+        started = self._live.launch(cell, state.record, self._run.cell(cell.id), log)
+        if isinstance(started, Failure):
+            return self.lost(cell, started)
+        state.handle = started
+        self._live.watch(armed=True)
+        return started
+
     def inspect(self, cell: Cell, *, seconds: float) -> Failure | None:
         """What ended the server during the check, if something did and the supervisor says so within `seconds`."""
         state = self.state(cell)
@@ -280,7 +317,7 @@ class Manager:
         """The cell is through: its record, written for whoever waits for it."""
         record = self.state(cell).close()
         self._done[cell.id] = record
-        write_cell(self._run.cell(cell.id), record)
+        self._run.keep(record)
         self._state = None
         return record
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.gpu.lockdir import stem
-from pytest_gpuserve.report.store import cell_folder, read_cell, write_json_atomic
+from pytest_gpuserve.report.store import cell_folder, read_cell, write_cell, write_json_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 _POLL = 0.1
+_UNWRITTEN = "unwritten"
 
 
 class Run:
@@ -34,6 +35,7 @@ class Run:
         self._started = datetime.fromisoformat(plan.started).timestamp()
         self._stop = self.folder / "stop"
         self._quarantine = self.folder / "quarantine"
+        self._sick: dict[str, str] = {}
 
     def cell(self, cell_id: str) -> Path:
         """The folder of one cell."""
@@ -46,11 +48,27 @@ class Run:
         except GpuserveError:
             return None
 
+    def keep(self, record: CellRecord) -> None:
+        """Write the record of a cell that is through, for whoever waits for it.
+
+        If that fails (a full disk), they learn at least that nothing will come: an empty file takes no space.
+        """
+        folder = self.cell(record.id)
+        try:
+            write_cell(folder, record)
+        except (GpuserveError, OSError) as error:
+            record.notes.append(f"this record is in no file of its own: {error}")
+            with suppress(OSError):
+                (folder / _UNWRITTEN).touch()
+
     def wait_for(self, cell_id: str, seconds: float) -> CellRecord | None:
-        """The record of a cell that another worker runs; None after `seconds`, or when the run is being stopped."""
+        """The record of a cell that another worker runs; None after `seconds`, when the run is being stopped, or if the
+        record could not be written.
+        """
         deadline = time.monotonic() + seconds
+        unwritten = self.cell(cell_id) / _UNWRITTEN
         while (record := self.result_of(cell_id)) is None:
-            if time.monotonic() > deadline or self._stop.exists():
+            if time.monotonic() > deadline or self._stop.exists() or unwritten.exists():
                 return None
             time.sleep(_POLL)
         return record
@@ -69,14 +87,16 @@ class Run:
         return None
 
     def quarantine(self, uuids: Iterable[str], reason: str) -> None:
-        """Keep GPUs out of the rest of this run."""
-        self._quarantine.mkdir(exist_ok=True)
+        """Keep GPUs out of the rest of this run; of this process' rest, if the disk is full."""
         for uuid in uuids:
-            write_json_atomic(self._quarantine / f"{stem(uuid)}.json", {"uuid": uuid, "reason": reason})
+            self._sick[uuid] = reason
+            with suppress(GpuserveError, OSError):
+                self._quarantine.mkdir(exist_ok=True)
+                write_json_atomic(self._quarantine / f"{stem(uuid)}.json", {"uuid": uuid, "reason": reason})
 
     def quarantined(self) -> dict[str, str]:
         """UUID → reason of the GPUs that this run must not use any more."""
-        found = {}
+        found = dict(self._sick)
         for path in self._quarantine.glob("*.json"):
             with suppress(OSError, ValueError):
                 note = json.loads(path.read_text())

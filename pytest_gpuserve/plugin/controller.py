@@ -178,6 +178,9 @@ class Controller:
             if self._ledger is not None:
                 interrupted = session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
                 self._ledger.finish(complete=not interrupted)
+                if self._ledger.unwritten and session.exitstatus == pytest.ExitCode.OK:
+                    # Whoever reads the record would read an older one, or none.
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table of cells, or the plan."""

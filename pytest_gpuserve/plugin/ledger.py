@@ -23,7 +23,6 @@ from pytest_gpuserve.report.store import (
     read_run,
     run_header,
     run_record,
-    write_cell,
     write_json_atomic,
     write_text_atomic,
 )
@@ -37,7 +36,9 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """Fed by the controller's hooks. `record` is run.json's content once `finish` was called, `said` what to print."""
+    """Fed by the controller's hooks. `record` is run.json's content once `finish` was called, `said` what to print,
+    `unwritten` whether something of it is in no file.
+    """
 
     def __init__(self, plan: Plan, command: Sequence[str]) -> None:
         assert plan.folder is not None
@@ -51,6 +52,7 @@ class Ledger:
         self.begun = False
         self.record: dict[str, Any] | None = None
         self.said: list[str] = []
+        self.unwritten = False
         self._header = run_header(
             simulated=plan.simulated,
             started=datetime.fromisoformat(plan.started),
@@ -108,7 +110,7 @@ class Ledger:
         record.outcome, record.failure, record.reason = Outcome.INFRA, failure, message
         self.hear({"check": check, "cell": record.to_json()})
         # A delta in another worker may be waiting for exactly this cell.
-        write_cell(self._run.cell(cell_id), record)
+        self._run.keep(record)
         return message
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -122,7 +124,9 @@ class Ledger:
             self._reports()
         except (GpuserveError, OSError) as error:
             self.said.append(f"gpuserve: {error}")
+            self.unwritten = True
         if self._events.problem:
+            self.unwritten = True
             self.said.append(f"gpuserve: {self._events.problem}")
         self._events.write("end", complete=complete)
         self._events.close()

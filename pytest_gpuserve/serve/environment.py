@@ -118,7 +118,7 @@ def _ask(python: str, env: Mapping[str, str]) -> str:
             missing = f"the interpreter {python} cannot be run: the program its first line names does not exist"
         raise UsageError(f"{missing}; {_NEXT}") from None
     except PermissionError:
-        what = "is a folder" if Path(python).is_dir() else "is not executable"
+        what = "is a folder" if os.path.isdir(python) else "is not executable for this user"  # noqa: PTH112 (it may not be looked at)
         raise UsageError(f"the interpreter of the server {what}: {python}; {_NEXT}") from None
     except OSError as error:
         raise UsageError(f"{python} cannot be run: {error.strerror}; {_NEXT}") from None

@@ -72,6 +72,7 @@ def interrupt(scene: Scene) -> None:
 @fault("Ctrl-C twice, the second while the server is being stopped")
 def interrupt_twice(scene: Scene) -> None:
     # A server deaf to SIGTERM leaves time for the impatient.
+    scene.matrix("limits: {draining: {stall: 2}}")
     run = busy(scene, rules="- {then: {ignore-sigterm: true}}")
     run.signal(signal.SIGINT, group=True)
     run.until(lambda: any(b'"draining"' in note.read_bytes() for note in scene.locks.glob("*.note.json")), "draining")
@@ -127,7 +128,7 @@ def kill_main(scene: Scene) -> None:
 
 @fault("kill -9 of one scheduler of two")
 def kill_scheduler(scene: Scene) -> None:
-    scene.file("matrices/tiny.yaml", (scene.project / "matrices/tiny.yaml").read_text().replace("gpus: 1", "gpus: 2"))
+    scene.matrix(gpus=2)
     run = busy(scene, *BASELINE, "--gpu-no-control", tests=_ASKS)
     victim = scene.kill("scheduler")
     assert run.wait(30) == 1

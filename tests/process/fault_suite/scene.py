@@ -40,15 +40,15 @@ MATRIX = """
 schema: 1
 arch: [sm120]
 models:
-  m: {shape: llama-3, gpus: 1}
+  m: {{shape: llama-3, gpus: {gpus}}}
 axes:
   attention:
-    triton: {flags: {attention-backend: triton}}
-    flashinfer: {flags: {attention-backend: flashinfer}}
+    triton: {{flags: {{attention-backend: triton}}}}
+    flashinfer: {{flags: {{attention-backend: flashinfer}}}}
   graphs:
-    on: {}
-    off: {flags: {disable-cuda-graph: true}}
-baseline: {attention: triton, graphs: on}
+    on: {{}}
+    off: {{flags: {{disable-cuda-graph: true}}}}
+baseline: {{attention: triton, graphs: on}}
 """
 FAST = "schema: 1\ndefaults: {phase-seconds: 0.01, tokens-per-second: 5000, memory-gib: 1}\n"
 _SAY = """
@@ -146,7 +146,7 @@ class Scene:
         self.excused: set[str] = set()
         self.spared: set[int] = set()
         self.runs: list[Run] = []
-        self.file("matrices/tiny.yaml", MATRIX)
+        self.matrix()
         self.file("pytest.ini", "[pytest]\n")
         self.strangers = [
             Stranger(self, "sglang::scheduler_TP0", {"GPUSERVE_RUN_ID": "another", "GPUSERVE_LEASE": "another-run"}),
@@ -163,6 +163,10 @@ class Scene:
         path = self.project / name
         path.write_text(textwrap.dedent(text))
         return path
+
+    def matrix(self, more: str = "", *, gpus: int = 1) -> None:
+        """Three cells of `gpus` GPUs each; `more` is added to the file."""
+        self.file("matrices/tiny.yaml", f"{MATRIX.format(gpus=gpus)}{more}\n")
 
     def tests(self, text: str) -> None:
         """The project's own tests beside the built-in checks. With `say(name)` a test tells that it has come so far."""
@@ -196,6 +200,9 @@ class Scene:
         environment |= {
             name: value,
             "GPUSERVE_SIM_DIR": str(self.machine),
+            # Not as an option: pytest asks whether every word it does not know yet is a file, and one fault's lock
+            # directory never answers.
+            "GPUSERVE_LOCK_DIR": str(locks or self.locks),
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": str(self.tmp),
             "TMPDIR": str(self.tmp),
@@ -206,7 +213,6 @@ class Scene:
             "--gpu-matrix": "tiny",
             "--gpu-sim": self.arch,
             "--gpu-sim-scenario": scenario,
-            "--gpu-lock-dir": locks or self.locks,
             "--gpu-report": report,
         }
         given = [str(word) for option in options.items() for word in option]
@@ -315,6 +321,14 @@ class Scene:
         )
         with acquire(request, self.probe, lambda *_: None) as lease:
             return tuple(gpu.uuid for gpu in lease.gpus)
+
+    def refusal(self, allowed: Sequence[str], *, wait: float = 0.2) -> str:
+        """Why a lease of one of those GPUs is refused; empty if it is not."""
+        try:
+            self.lease(allowed, 1, wait=wait)
+        except GpuserveError as error:
+            return str(error)
+        return ""
 
 
 def _plugin() -> tuple[str, ...]:
