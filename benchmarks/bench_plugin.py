@@ -2,9 +2,9 @@
 
     python benchmarks/bench_plugin.py [--repeat 5]
 
-Prints the milliseconds of CPU that the import takes (limit 20) and, for about 2,000 and 20,000 cells, ratios of medians of interleaved
-runs: of the collection alone in CPU time (limit 1.25), and of the whole `pytest --collect-only` in wall time, in which
-reading the matrix, expanding it and matching known-bad entries are counted on our side.
+Prints the milliseconds of CPU that the import takes (limit 20) and, for about 2,000 and 20,000 cells, ratios of medians
+of interleaved runs: of the collection alone in CPU time (limit 1.25), and of the whole `pytest --collect-only` in wall
+time, in which reading the matrix, expanding it and matching known-bad entries are counted on our side.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def baseline_of(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
 
 
 def in_launch_order(cells: Sequence[Cell], references: Mapping[str, Iterable[str]] | None = None) -> tuple[Cell, ...]:
-    """Cells as they are launched: by model, its baseline first, what others are compared with before those.
+    """Cells as they are launched: all baselines, then model by model; what others are compared with before those.
+
+    Baselines first, so that under xdist no worker waits for one while another could be run.
 
     `references` maps a cell's id to the ids of cells whose results it needs. Otherwise the order is the given one,
     so that two runs of one matrix are alike. A cycle of references is cut where it closes.
@@ -35,7 +37,7 @@ def in_launch_order(cells: Sequence[Cell], references: Mapping[str, Iterable[str
     references = references or {}
     by_id = {cell.id: cell for cell in cells}
     models = {key: rank for rank, key in enumerate(dict.fromkeys((cell.arch, cell.model.name) for cell in cells))}
-    ranked = sorted(cells, key=lambda cell: (models[cell.arch, cell.model.name], not cell.is_baseline))
+    ranked = sorted(cells, key=lambda cell: (not cell.is_baseline, models[cell.arch, cell.model.name]))
     done: dict[str, Cell] = {}
     for first in ranked:
         # Depth first without recursion: a chain of references may be as long as the matrix.

@@ -13,6 +13,7 @@ import pytest
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.prepare import prepare, settle
 from pytest_gpuserve.manager.run import Run
+from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.plugin import active
 from pytest_gpuserve.plugin.ledger import Ledger
 from pytest_gpuserve.plugin.live_line import LiveLine
@@ -153,6 +154,7 @@ class Controller:
         if self._ledger is not None:
             reason = self._ledger.crashed(crashitem, str(report.longrepr))
             report.longrepr = reason
+            report.gpuserve_outcome = str(Outcome.INFRA)  # type: ignore[attr-defined]
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport
@@ -161,7 +163,7 @@ class Controller:
         outcome = _outcome_of(report)
         if outcome is None or report.passed:
             return None
-        category = "skipped" if report.skipped else "failed" if report.when == "call" else "error"
+        category = "skipped" if report.skipped else "error" if report.when in ("setup", "teardown") else "failed"
         return category, _WORDS[outcome], (outcome.upper(), {"red": category != "skipped", "yellow": report.skipped})
 
     # Innermost: the workers and the manager have ended, and pytest's terminal summary is still to come.

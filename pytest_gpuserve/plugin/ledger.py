@@ -134,6 +134,10 @@ class Ledger:
     def _result_of(self, cell_id: str) -> CellRecord:
         if cell_id in self._cells:
             return self._cells[cell_id]
+        written = self._run.result_of(cell_id)
+        if written is not None:
+            # An interrupted worker has no way to tell the controller any more, but it has written this.
+            return written
         record = self._unfinished(cell_id)
         outcomes = [Outcome(check["outcome"]) for check in self._checks if check["cell"] == cell_id]
         record.outcome = verdict.cell_outcome(outcomes)

@@ -14,7 +14,7 @@ from pytest_gpuserve.manager import Gate, Manager
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.plugin import timeouts
 from pytest_gpuserve.plugin.check import Check
-from pytest_gpuserve.plugin.work import cell_of, stage_of, work_of
+from pytest_gpuserve.plugin.work import cell_of, stage_of, stops_server, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -100,6 +100,8 @@ class Runner:
         if check is None or not check.work.need.has_server:
             yield
             return
+        if stops_server(item):
+            timeouts.disarm(item)
         self.manager.watch(armed=True)
         error: BaseException | None = None
         try:

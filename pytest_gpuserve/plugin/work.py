@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.manager.need import Need
 from pytest_gpuserve.markers import gpus_wanted
 from pytest_gpuserve.model.cell import Cell
+from pytest_gpuserve.suite import LAST
 
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Work", "cell_of", "name_of", "stage_of", "work_of"]
+__all__ = ["Work", "cell_of", "name_of", "stage_of", "stops_server", "work_of"]
 
 _SERVER, _GPUS = "sglang_server", "gpus"
-_LAST = "test_clean_shutdown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,12 @@ def stage_of(item: pytest.Item) -> tuple[int, int]:
         return 1, 0
     if not item.nodeid.startswith("gpuserve/"):
         return 0, 1
-    return 0, 2 if getattr(item, "originalname", "") == _LAST else 0
+    return 0, 2 if stops_server(item) else 0
+
+
+def stops_server(item: pytest.Item) -> bool:
+    """True for the suite's check that ends the server itself."""
+    return item.nodeid.startswith("gpuserve/") and getattr(item, "originalname", "") == LAST
 
 
 def name_of(nodeid: str, cell_id: str) -> str:

@@ -39,7 +39,8 @@ def test_launch_order_keeps_every_cell_and_puts_each_models_baseline_first(cells
     random.shuffle(cells)
     ordered = schedule.in_launch_order(cells)
     assert sorted(one.id for one in ordered) == sorted(one.id for one in cells)
-    models = [one.model.name for one in ordered]
+    assert [one.is_baseline for one in ordered] == sorted((one.is_baseline for one in cells), reverse=True)
+    models = [one.model.name for one in ordered if not one.is_baseline]
     assert len(list(dict.fromkeys(models))) == sum(1 for i, m in enumerate(models) if i == 0 or models[i - 1] != m)
     for position, one in enumerate(ordered):
         base = schedule.baseline_of(one, cells)
