@@ -1,0 +1,265 @@
+"""The main job on a real SGLang: its CPU engine, a tiny model, real processes. `tox -e real-cpu` runs this.
+
+Every run is a pytest of its own, so that it can be killed, with its own TMPDIR, lock directory and reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SERVER_PYTHON = os.environ.get("GPUSERVE_TEST_SERVER_PYTHON", "")
+ROOT = Path(__file__).parents[2]
+SHIM = ROOT / "tests" / "envs" / "sglang-cpu-shim"
+BASELINE = """
+schema: 1
+arch: [cpu]
+defaults:
+  flags: {disable-cuda-graph: true, max-total-tokens: 4096, mem-fraction-static: 0.3}
+  env: {SGLANG_USE_CPU_ENGINE: "1"}
+models: {tiny-llama: {shape: tiny-llama}}
+axes: {attention: {torch_native: {flags: {attention-backend: torch_native}}}}
+baseline: {attention: torch_native}
+"""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not SERVER_PYTHON, reason="GPUSERVE_TEST_SERVER_PYTHON names no environment with SGLang"),
+]
+
+
+class Project:
+    """A folder with a matrix and perhaps tests, in which pytest runs against the real server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir()
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        (folder / "baseline.yaml").write_text(BASELINE)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [
+            *(sys.executable, "-m", "pytest", f"--gpu-server-python={SERVER_PYTHON}"),
+            *("--gpu-server-env", f"PYTHONPATH={SHIM}", f"--gpu-lock-dir={self.folder / 'locks'}", *arguments),
+        ]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env={**os.environ, "TMPDIR": str(self.tmp), "GPUSERVE_TEST_MARK": str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, limit: float = 300) -> tuple[int, str]:
+        process = self.start(*arguments)
+        try:
+            output, _ = process.communicate(timeout=limit)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return process.returncode, output
+
+    def record(self) -> dict:
+        return json.loads((self.folder / ".gpuserve" / "runs" / "latest" / "run.json").read_text())
+
+    def ours(self) -> list[psutil.Process]:
+        """Living processes of this project's runs: all carry its folder in their environment's TMPDIR or mark."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+            except psutil.Error:
+                continue
+            run = environment.get("GPUSERVE_RUN_ID")
+            if run and any(str(self.folder) in environment.get(name, "") for name in ("TMPDIR", "GPUSERVE_TEST_MARK")):
+                found.append(process)
+        return found
+
+    def assert_nothing_left(self, shared_memory: set[str]) -> None:
+        wait_for(lambda: not self.ours(), 30, lambda: f"left: {[(p.pid, p.cmdline()) for p in self.ours()]}")
+        # What a living process maps belongs to a server of somebody else on this machine.
+        assert shared_memory_now() - shared_memory - mapped() == set()
+        assert list(self.tmp.iterdir()) == []
+
+
+def wait_for(condition, seconds, message=lambda: "it did not come true"):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message()
+        time.sleep(0.05)
+
+
+def shared_memory_now() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("sglang", "sem.", "psm_", "gpuserve"))}
+
+
+def mapped() -> set[str]:
+    names = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        names |= {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
+    return names
+
+
+@pytest.fixture
+def project(tmp_path):
+    made = Project(tmp_path)
+    yield made
+    for process in made.ours():
+        process.kill()
+
+
+@pytest.fixture
+def shared_memory():
+    return shared_memory_now()
+
+
+def cells_of(record: dict) -> dict[str, dict]:
+    return {cell["id"]: cell for cell in record["cells"]}
+
+
+def test_the_shipped_cpu_matrix(project, shared_memory):
+    code, output = project.run("--gpu-matrix", "cpu")
+    assert code == 0, output
+    record = project.record()
+    cells = cells_of(record)
+    assert not record["simulated"]
+    assert record["complete"]
+    assert record["versions"]["sglang"] == "0.5.23"
+    assert cells["cpu-tiny-llama-baseline"]["outcome"] == "passed"
+    assert cells["cpu-tiny-llama-radix.off"]["outcome"] == "passed"
+    assert cells["cpu-tiny-llama-radix.off"]["resolved"]["disable_radix_cache"] is True
+    refused = cells["cpu-tiny-llama-dsa.nsa-flags"]
+    assert (refused["outcome"], refused["failure"]["kind"]) == ("xfailed", "rejected")
+    assert "--nsa-decode-backend" in refused["failure"]["message"]
+    absent = cells["cpu-tiny-llama-attention.fa3"]
+    assert (absent["outcome"], absent["failure"]["kind"]) == ("xfailed", "crash")
+    assert "FlashAttention v3 Backend requires SM>=80 and SM<=90" in absent["failure"]["message"]
+    assert list(cells["cpu-tiny-llama-baseline"]["timings"]["phases"])[:2] == ["spawn", "import"]
+    project.assert_nothing_left(shared_memory)
+
+
+@pytest.mark.parametrize("moment", ["importing", "serving"])
+def test_kill_9_of_pytest_leaves_nothing(project, shared_memory, moment):
+    (project.folder / "test_wait.py").write_text(
+        "import time, pathlib\n"
+        "def test_wait(sglang_server):\n    pathlib.Path('serving').touch()\n    time.sleep(600)\n"
+    )
+    process = project.start("--gpu-matrix", "baseline.yaml", "test_wait.py")
+    try:
+        if moment == "serving":
+            wait_for(lambda: (project.folder / "serving").exists() or process.poll() is not None, 180)
+        else:
+            # The scheduler exists and imports torch: the moment at which it outlives a killed main (sglang#31645).
+            wait_for(lambda: any("spawn_main" in " ".join(p.cmdline()) for p in alive(project)), 180)
+        assert process.poll() is None, process.communicate()[0]
+        process.kill()
+        project.assert_nothing_left(shared_memory)
+    finally:
+        process.kill()
+        process.communicate()
+    code, output = project.run("--gpu-matrix", "baseline.yaml", "--gpu-lock-timeout", "5")
+    assert code == 0, output
+
+
+def alive(project: Project) -> list[psutil.Process]:
+    found = []
+    for process in project.ours():
+        try:
+            process.cmdline()
+        except psutil.Error:
+            continue
+        found.append(process)
+    return found
+
+
+_SIGNAL_TEST = """
+import os, psutil, signal
+def test_it(sglang_server):
+    tree = psutil.Process(sglang_server.pid).children(recursive=True)
+    scheduler, = [child for child in tree if "scheduler" in " ".join(child.cmdline())]
+    os.kill(scheduler.pid, signal.{signal})
+    sglang_server.generate("Once upon a time", max_new_tokens=64)
+"""
+
+
+def test_a_stopped_scheduler_is_a_hang_with_evidence(project, shared_memory):
+    (project.folder / "test_it.py").write_text(_SIGNAL_TEST.format(signal="SIGSTOP"))
+    limits = "limits: {serving: {stall: 10}}\n"
+    (project.folder / "baseline.yaml").write_text(BASELINE + limits)
+    code, output = project.run("--gpu-matrix", "baseline.yaml", "--gpu-no-control", "test_it.py")
+    assert code == 1, output
+    (cell,) = project.record()["cells"]
+    failure = cell["failure"]
+    assert (cell["outcome"], failure["kind"], failure["phase"]) == ("failed", "hang", "serving")
+    assert "stopped" in failure["message"]
+    folder = project.folder / ".gpuserve" / "runs" / "latest" / cell["folder"]
+    assert {"processes.txt", "sockets.txt"} <= set(failure["evidence"])
+    assert "sglang::scheduler" in (folder / "processes.txt").read_text()
+    project.assert_nothing_left(shared_memory)
+
+
+def test_a_killed_scheduler_is_a_crash_that_names_it(project, shared_memory):
+    (project.folder / "test_it.py").write_text(_SIGNAL_TEST.format(signal="SIGKILL"))
+    code, output = project.run("--gpu-matrix", "baseline.yaml", "--gpu-no-control", "test_it.py")
+    assert code == 1, output
+    (cell,) = project.record()["cells"]
+    failure = cell["failure"]
+    assert (cell["outcome"], failure["kind"], failure["phase"]) == ("failed", "crash", "serving")
+    assert "scheduler" in failure["message"]
+    project.assert_nothing_left(shared_memory)
+
+
+def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory):
+    """SGLang finishes its whole start before it finds its port taken, then hangs, deaf to SIGTERM."""
+    taken: list[socket.socket] = []
+
+    def take() -> None:
+        def main_with_port() -> int | None:
+            for process in alive(project):
+                words = process.cmdline()
+                if "--port" in words and "--model-path" in words:
+                    return int(words[words.index("--port") + 1])
+            return None
+
+        found: list[int] = []
+        wait_for(lambda: bool(found) or bool((port := main_with_port()) and not found.append(port)), 60)
+        occupant = socket.socket()
+        occupant.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        occupant.bind(("127.0.0.1", found[0]))
+        occupant.listen()
+        taken.append(occupant)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        code, output = project.run("--gpu-matrix", "baseline.yaml")
+    finally:
+        thread.join(60)
+        for occupant in taken:
+            occupant.close()
+    assert taken
+    assert code == 0, output
+    (cell,) = project.record()["cells"]
+    assert (cell["outcome"], cell["server_starts"]) == ("passed", 2)
+    assert "[Errno 98]" in json.dumps(cell) or "port" in json.dumps(cell["notes"])
+    project.assert_nothing_left(shared_memory)
