@@ -32,11 +32,15 @@ TOLERANCE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A look at one GPU: its `occupants` (empty: free), the `idle` reading to go by, what was `unchecked`."""
+    """A look at one GPU: its `occupants` (empty: free), the `idle` reading to go by, what was `unchecked`.
+
+    Of an `unreadable` GPU the one occupant is the reason why it cannot be read.
+    """
 
     occupants: tuple[str, ...]
     idle: int | None = None
     unchecked: tuple[str, ...] = ()
+    unreadable: bool = False
 
 
 def name_of(gpu: Gpu) -> str:
@@ -93,7 +97,7 @@ class Gate:
         try:
             reading = self._probe.read(gpu.uuid)
         except MachineError as error:
-            return State((f"{name_of(gpu)} cannot be read: {error}",))
+            return State((f"{name_of(gpu)} cannot be read: {error}",), unreadable=True)
         return judge(gpu, reading, self._recorded(gpu))
 
     def record(self, gpu: Gpu, idle: int | None) -> None:

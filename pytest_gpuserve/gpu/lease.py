@@ -88,6 +88,11 @@ class Lease:
         """What still holds these GPUs, one text each: `pid 4242 (python, alice) 76.1 GiB on GPU 3`."""
         return [text for gpu in self.gpus for text in self._gate.look(gpu).occupants]
 
+    def unreadable(self) -> bool:
+        """True if these GPUs cannot be called free only because some of them cannot be read."""
+        occupied = [state for gpu in self.gpus if (state := self._gate.look(gpu)).occupants]
+        return bool(occupied) and all(state.unreadable for state in occupied)
+
     def free(self) -> bool:
         """True if nothing holds these GPUs, as far as this machine can tell (see `unchecked`)."""
         return not self.busy()

@@ -89,7 +89,8 @@ def tear_down(server: Server, *, abandoned: Callable[[], bool], release_timeout:
     """Ends `server`, waits until its GPUs are free, removes its files.
 
     Returns the fields of the `stopped` event and `quarantined`, a list of UUIDs. The failure is a `leak` if a process
-    or GPU memory outlived everything; then the GPUs concerned are quarantined.
+    or GPU memory outlived everything, `infra` if that cannot be told because GPUs cannot be read; then the GPUs
+    concerned are quarantined.
     """
     ending = _Ending(server, abandoned, release_timeout)
     exit_before = server.exit
@@ -203,15 +204,24 @@ _LADDER: tuple[tuple[str, Callable[[_Ending], bool], Callable[[_Ending], object]
 
 
 def _leak(ending: _Ending, survivors: list[procs.Stat]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The `leak`, if there is one, and the GPUs that were quarantined for it: those still in use."""
+    """The `leak` or `infra`, if there is one, and the GPUs that were quarantined for it: those not known to be free."""
     if not survivors and not ending.busy:
         return None, []
     lease = ending.server.lease
+    cell = ending.server.spec.cell
     held = [gpu for gpu in lease.gpus if any(_names(text, name_of(gpu)) for text in ending.busy)]
     guilty = (held or list(lease.gpus)) if ending.busy else []
+    unknown = not survivors and lease.unreadable()
     for gpu in guilty:
         with contextlib.suppress(OSError):
-            lease.quarantine(gpu.uuid, f"left in use by {ending.server.spec.cell}")
+            lease.quarantine(gpu.uuid, f"{'not proven free after' if unknown else 'left in use by'} {cell}")
+    if unknown:
+        text = (
+            f"whether the server of {cell} left its GPUs free cannot be told {ending.release_timeout:g} s after its "
+            f"end: {'; '.join(ending.busy)}. They are quarantined until they can be read and are free"
+        )
+        failure = Failure.of(Kind.INFRA, Phase.STOPPED, text, line=ending.busy[0])
+        return failure.to_json(), [gpu.uuid for gpu in guilty]
     parts = []
     if ending.busy:
         parts.append(
@@ -221,7 +231,7 @@ def _leak(ending: _Ending, survivors: list[procs.Stat]) -> tuple[dict[str, Any] 
     if survivors:
         parts.append(f"not killable: {', '.join(map(procs.describe, survivors))}")
     text = (
-        f"the server of {ending.server.spec.cell} left something behind: {'. '.join(parts)}. "
+        f"the server of {cell} left something behind: {'. '.join(parts)}. "
         "The GPUs named are quarantined until they are free; `gpuserve status` shows them, `nvidia-smi` who uses them"
     )
     return Failure.of(Kind.LEAK, Phase.STOPPED, text, line=parts[0]).to_json(), [gpu.uuid for gpu in guilty]
