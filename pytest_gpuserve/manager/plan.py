@@ -27,12 +27,14 @@ class Plan:
 
     `gpus` are those this run may use; `probes` says by arch how a process reads them (`Probe.spec()`). `entries` holds,
     by cell id, the known-bad entries that match, most specific first; cells without any are left out. `folder` is the
-    run's folder, None where nothing is launched. `started` is an aware UTC time as ISO text.
+    run's folder, None where nothing is launched. `started` is an aware UTC time as ISO text, `began` the same moment
+    on the clock that nobody sets (`time.monotonic`, the same in every process).
     """
 
     settings: Settings
     run_id: str
     started: str
+    began: float
     cells: tuple[Cell, ...]
     matrices: Mapping[str, Matrix]
     left_out: tuple[LeftOut, ...]

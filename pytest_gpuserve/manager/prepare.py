@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ def prepare(settings: Settings) -> Plan:
         settings=settings,
         run_id=secrets.token_hex(6),
         started=datetime.now(UTC).isoformat(),
+        began=time.monotonic(),
         cells=tuple(cells),
         matrices=matrices,
         left_out=tuple(left_out),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import GpuserveError
@@ -32,7 +31,7 @@ class Run:
         assert plan.folder is not None
         self.folder: Path = plan.folder
         self._budget = plan.settings.budget
-        self._started = datetime.fromisoformat(plan.started).timestamp()
+        self._began = plan.began
         self._stop = self.folder / "stop"
         self._quarantine = self.folder / "quarantine"
         self._sick: dict[str, str] = {}
@@ -82,7 +81,7 @@ class Run:
         """Why no new cell may start, or None."""
         with suppress(OSError):
             return self._stop.read_text() or "the run is being stopped"
-        if self._budget is not None and time.time() - self._started > self._budget * 60:
+        if self._budget is not None and time.monotonic() - self._began > self._budget * 60:
             return f"the budget of {self._budget:g} minutes was used up"
         return None
 
