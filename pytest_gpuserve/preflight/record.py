@@ -153,7 +153,7 @@ def _detail(cell: Mapping[str, Any]) -> str:
     if cell["outcome"] in ("unavailable", "skipped"):
         return str(cell["reason"])
     if cell["outcome"] == "rejected":
-        return str(cell["rejection"]["text"]).partition(" (choose from")[0]
+        return " ".join(cell["rejection"]["text"].partition(" (choose from")[0].split())
     settings = cell["settings"]
     attention = f"{settings.get('prefill_attention_backend')}/{settings.get('decode_attention_backend')}"
     parts = [f"attention {attention}, moe {settings.get('moe_runner_backend')}, page {settings.get('page_size')}"]

@@ -176,19 +176,23 @@ def _fill(result: dict[str, Any], line: Mapping[str, Any], options: Mapping[str,
         result |= {"outcome": "rejected", "rejection": scrub(line["rejection"])}
     else:
         resolved = {name: value for name, value in scrub(line["resolved"]).items() if name not in VOLATILE}
-        rewritten = _rewritten(result["flags"], resolved, options)
+        settings = settings_of(resolved)
+        rewritten = _rewritten(result["flags"], resolved, settings, options)
         result |= {
             "outcome": "rewritten" if rewritten else "accepted",
             "rewritten": rewritten,
-            "settings": settings_of(resolved),
+            "settings": settings,
             "resolved": resolved,
         }
 
 
 def _rewritten(
-    flags: Mapping[str, Any], resolved: Mapping[str, Any], options: Mapping[str, Any]
+    flags: Mapping[str, Any], resolved: Mapping[str, Any], settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """{field: {asked, resolved}} of the flags whose value did not survive; `auto` asks for nothing."""
+    """{field: {asked, resolved}} of the flags whose value did not survive; `auto` asks for nothing.
+
+    A backend for prefill or decode that nobody named takes the place of the common one that was.
+    """
     changed = {}
     for flag, asked in flags.items():
         field = _field_of(f"--{flag.lstrip('-')}", resolved, options)
@@ -198,6 +202,13 @@ def _rewritten(
         comparable = got is None or isinstance(got, (bool, int, float, str)) or isinstance(asked, list)
         if comparable and not _same(asked, got):
             changed[field] = {"asked": asked, "resolved": got}
+    common = flags.get("attention-backend")
+    for stage in ("prefill", "decode"):
+        name = f"{stage}_attention_backend"
+        if common and "attention_backend" not in changed and name.replace("_", "-") not in flags:
+            got = settings.get(name, common)
+            if got != common:
+                changed[name] = {"asked": common, "resolved": got}
     return changed
 
 

@@ -104,6 +104,8 @@ def prepare_server_args(argv):
     if args.attention_backend == "flashinfer" and args.page_size not in (None, 64):
         log.warning("flashinfer changes page_size %s to 64", args.page_size)
         args.page_size = 64
+    if args.attention_backend == "flashinfer" and args.tp_size == 4:
+        args.decode_attention_backend = "triton"
     if args.attention_backend == "fa3" and args.capability == "12.0" and args.page_size == 7:
         raise ValueError("fa3 with page 7 at " + args.model_path)
     os.environ["SGLANG_SET_BY_SGLANG"] = args.attention_backend
@@ -232,6 +234,14 @@ def test_accepted_rewritten_and_rejected(site: Path) -> None:
     assert found["check"]["rejection"]["where"] == "sglang/srt/server_args.py:check_server_args"
     assert record["options"]["--tp-size"]["dest"] == "tensor_parallel_size"
     assert record["options"]["--attention-backend"]["choices"] == ["fa3", "flashinfer", "gone", "odd", "triton"]
+
+
+def test_a_stage_that_gets_another_backend_is_a_rewrite(site: Path) -> None:
+    record = run(site, cell("asked", attention_backend="flashinfer", tp_size=4), cell("default", tp_size=4))
+    asked, default = record["cells"]
+    assert asked["rewritten"] == {"decode_attention_backend": {"asked": "flashinfer", "resolved": "triton"}}
+    assert default["outcome"] == "accepted"
+    assert default["settings"]["decode_attention_backend"] == "triton"
 
 
 def test_nothing_of_this_machine_is_recorded(site: Path) -> None:
