@@ -123,7 +123,8 @@ class Server:
         self._pump = LogPump(spawned.output, self._log, self.api_key)
         self.deaths = Deaths(self.loop, self.pid, on_main=self._main_ended, on_other=self._other_ended)
         self.loop.watch(spawned.output, self._drain)
-        self.loop.watch(spawned.started, lambda: self._interpreter_runs(spawned.started))
+        self._started: int | None = spawned.started
+        self.loop.watch(spawned.started, self._interpreter_runs)
         self._readiness = Readiness(
             self.loop,
             self.port,
@@ -153,10 +154,13 @@ class Server:
         )
         self._note(phase=str(self.phase), cell=self.spec.cell, pids=[self.pid])
 
-    def _interpreter_runs(self, fd: int) -> None:
-        reason = os.read(fd, 4096).decode(errors="replace")
-        self.loop.unwatch(fd)
-        os.close(fd)
+    def _interpreter_runs(self) -> None:
+        if self._started is None:
+            return
+        reason = os.read(self._started, 4096).decode(errors="replace")
+        self.loop.unwatch(self._started)
+        os.close(self._started)
+        self._started = None
         if reason:
             self._blame(Kind.INFRA, f"the server cannot be started: {reason}")
         else:
@@ -301,6 +305,7 @@ class Server:
         self._meter.armed = on
 
     def _main_ended(self) -> None:
+        self._interpreter_runs()  # or did it never run? The reason comes before the verdict
         if not self.stopping:
             self._judge.condemn(judge.AFTER_EXIT)
 

@@ -93,6 +93,15 @@ class Bench:
         assert event["event"] == "leased", event
         return supervisor
 
+    def serving(self, *faults: str, **changes: Any) -> Supervisor:
+        """A supervisor whose server is ready."""
+        supervisor = self.leased(
+            **{name: changes.pop(name) for name in ("count", "release_timeout") if name in changes}
+        )
+        event = supervisor.launch(self.spec(*faults, **changes))
+        assert event["event"] == "ready", event
+        return supervisor
+
     def of(self, kind: str) -> dict[str, Any]:
         """The newest event of that kind."""
         return next(event for event in reversed(self.events) if event["event"] == kind)

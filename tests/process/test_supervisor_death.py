@@ -58,16 +58,14 @@ def test_the_end_of_any_owner_ends_everything(bench: Bench) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_supervisor_stop_and_release(bench: Bench, number: signal.Signals) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("scheduler"))
+    supervisor = bench.serving("scheduler")
     os.kill(supervisor.pid, number)
     eventually(lambda: list(supervisor.events(0.2)) and any(e["event"] == "released" for e in bench.events), 10)
     bench.assert_clean()
 
 
 def test_an_interrupt_is_not_for_the_supervisor(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec())
+    supervisor = bench.serving()
     os.kill(supervisor.pid, signal.SIGINT)
     assert supervisor.verdict(0.5) is None
     assert supervisor.stop()["event"] == "stopped"
@@ -75,8 +73,7 @@ def test_an_interrupt_is_not_for_the_supervisor(bench: Bench) -> None:
 
 @pytest.mark.parametrize("faults", [("scheduler", "deaf"), ("escape",)])
 def test_kill_9_of_the_supervisor(bench: Bench, faults: tuple[str, ...]) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec(*faults))
+    supervisor = bench.serving(*faults)
     os.kill(supervisor.pid, signal.SIGKILL)
     answer = supervisor.stop()
     assert answer["event"] == "error"
@@ -110,8 +107,7 @@ def test_kill_9_of_the_supervisor_during_start_up(bench: Bench) -> None:
 
 def test_a_wedged_supervisor_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_gpuserve.serve.client._SILENCE", 1.0)
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("scheduler"))
+    supervisor = bench.serving("scheduler")
     os.kill(supervisor.pid, signal.SIGSTOP)
     answer = supervisor.stop()
     assert "said nothing" in answer["failure"]["message"]
@@ -136,8 +132,7 @@ def test_both_die_and_reap_ends_what_is_left(bench: Bench) -> None:
 
 
 def test_reap_leaves_a_living_run_alone(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("escape"))
+    supervisor = bench.serving("escape")
     assert [item for item in find_leftovers() if item.run_id == bench.run_id] == []
     reap()
     assert supervisor.verdict(0.5) is None
@@ -182,8 +177,7 @@ def test_nonsense_is_refused_and_changes_nothing(bench: Bench) -> None:
 
 
 def test_close_may_come_at_any_time_and_twice(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("scheduler"))
+    supervisor = bench.serving("scheduler")
     supervisor.close()
     supervisor.close()
     assert not supervisor.alive

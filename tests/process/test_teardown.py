@@ -23,8 +23,7 @@ def rungs(stopped: dict) -> list[str]:
 
 
 def test_a_willing_server_needs_only_sigterm(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec())
+    supervisor = bench.serving()
     stopped = supervisor.stop()
     assert rungs(stopped) == ["abort", "term", "memory"]
     assert stopped["teardown"]["exit"] == -signal.SIGTERM
@@ -32,8 +31,7 @@ def test_a_willing_server_needs_only_sigterm(bench: Bench) -> None:
 
 
 def test_a_server_deaf_to_sigterm_is_killed_after_its_drain_limit(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("deaf", "scheduler", limits={"draining": {"stall": 30, "total": 1.5}}))
+    supervisor = bench.serving("deaf", "scheduler", limits={"draining": {"stall": 30, "total": 1.5}})
     stopped = supervisor.stop()
     assert rungs(stopped) == ["abort", "term", "kill", "memory"]
     assert 1.4 < stopped["teardown"]["rungs"][1]["seconds"] < 4
@@ -42,16 +40,14 @@ def test_a_server_deaf_to_sigterm_is_killed_after_its_drain_limit(bench: Bench) 
 
 
 def test_a_child_in_a_session_of_its_own_is_swept(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("escape"))
+    supervisor = bench.serving("escape")
     stopped = supervisor.stop()
     assert "sweep" in rungs(stopped)
-    assert stopped["teardown"]["leftovers"] == []
+    assert stopped["teardown"]["rungs"][-1]["alive"] == 0
 
 
 def test_zombies_are_reaped_and_counted(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("zombies=5"))
+    supervisor = bench.serving("zombies=5")
     assert supervisor.stop()["teardown"]["zombies"] == 5
 
 
@@ -59,8 +55,7 @@ def test_shared_memory_that_is_ours_goes_and_a_strangers_stays(bench: Bench) -> 
     name = f"gpuserve-test-{os.getpid()}x"
     stranger = Path("/dev/shm", f"{name}-stranger")
     try:
-        supervisor = bench.leased()
-        supervisor.launch(bench.spec(f"shm={name}"))
+        supervisor = bench.serving(f"shm={name}")
         pid = bench.of("spawned")["pid"]
         stopped = supervisor.stop()
         assert {f"/dev/shm/{name}-mapped", f"/dev/shm/{name}.{pid}.sem"} <= set(stopped["teardown"]["removed"])
@@ -71,8 +66,7 @@ def test_shared_memory_that_is_ours_goes_and_a_strangers_stays(bench: Bench) -> 
 
 
 def test_gpu_memory_that_comes_back_late_is_waited_for(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec())
+    supervisor = bench.serving()
     sim.hold(bench.machine, bench.uuids[0], 40 * GIB, time.monotonic() + 2)
     stopped = supervisor.stop()
     assert stopped["failure"] is None
@@ -81,8 +75,7 @@ def test_gpu_memory_that_comes_back_late_is_waited_for(bench: Bench) -> None:
 
 
 def test_gpu_memory_that_never_comes_back_is_a_leak(bench: Bench) -> None:
-    supervisor = bench.leased(release_timeout=0.5)
-    supervisor.launch(bench.spec())
+    supervisor = bench.serving(release_timeout=0.5)
     sim.hold(bench.machine, bench.uuids[0], 76 * GIB, None)
     stopped = supervisor.stop()
     assert stopped["failure"]["kind"] == "leak"
@@ -95,8 +88,7 @@ def test_gpu_memory_that_never_comes_back_is_a_leak(bench: Bench) -> None:
 
 def test_a_foreign_process_on_the_gpu_is_named_and_never_signalled(bench: Bench) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
-        supervisor = bench.leased(release_timeout=0.5)
-        supervisor.launch(bench.spec())
+        supervisor = bench.serving(release_timeout=0.5)
         sim.charge(bench.machine, bench.uuids[0], stranger.pid, 12 * GIB)
         stopped = supervisor.stop()
         assert str(stranger.pid) in stopped["failure"]["message"]
@@ -105,8 +97,7 @@ def test_a_foreign_process_on_the_gpu_is_named_and_never_signalled(bench: Bench)
 
 
 def test_a_scheduler_that_dies_is_named(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("scheduler"))
+    supervisor = bench.serving("scheduler")
     main = bench.of("spawned")["pid"]
     scheduler = next(stat for stat in map(procs.read_stat, procs.all_pids()) if stat and stat.ppid == main)
     # Only what was seen alive under its name can be missed.
@@ -127,8 +118,7 @@ def _noted(bench: Bench) -> set[int]:
 
 
 def test_main_killed_while_serving(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("scheduler"))
+    supervisor = bench.serving("scheduler")
     os.kill(bench.of("spawned")["pid"], signal.SIGKILL)
     failed = supervisor.verdict(5.0)
     assert failed["failure"]["kind"] == "crash"
@@ -139,8 +129,7 @@ def test_main_killed_while_serving(bench: Bench) -> None:
 
 
 def test_a_stuck_server_is_a_hang_only_while_it_is_watched(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec(limits={"serving": QUICK}))
+    supervisor = bench.serving(limits={"serving": QUICK})
     assert supervisor.verdict(2.5) is None
     supervisor.watch(True, certain=True)
     failed = supervisor.verdict(10.0)
@@ -152,8 +141,7 @@ def test_a_stuck_server_is_a_hang_only_while_it_is_watched(bench: Bench) -> None
 
 
 def test_an_idle_server_without_a_token_counter_is_no_hang(bench: Bench) -> None:
-    supervisor = bench.leased()
-    supervisor.launch(bench.spec("no-metrics", limits={"serving": QUICK}))
+    supervisor = bench.serving("no-metrics", limits={"serving": QUICK})
     supervisor.watch(True)
     assert supervisor.verdict(4.0) is None
     supervisor.watch(False)
