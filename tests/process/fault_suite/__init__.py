@@ -3,7 +3,7 @@
 Every fault is a function in the table; each module below holds those of one kind.
 """
 
-from . import deaths, endings, machines, places, servers
+from . import deaths, endings, hangs, machines, places, servers
 from .table import FAULTS, Fault, Result
 
-__all__ = ["FAULTS", "Fault", "Result", "deaths", "endings", "machines", "places", "servers"]
+__all__ = ["FAULTS", "Fault", "Result", "deaths", "endings", "hangs", "machines", "places", "servers"]

@@ -1,0 +1,83 @@
+"""Servers that do not come up, and who is blamed: a hang, a compile that is none, a sick GPU, a bad flag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .table import fault
+
+if TYPE_CHECKING:
+    from .scene import Scene
+
+__all__: list[str] = []
+
+ONE = ("-k", "baseline", "--gpu-no-control")
+HANG = "- {then: {hang: graph-capture}}"
+
+
+def _capture_hangs(scene: Scene, stall: float) -> None:
+    run = scene.run(*ONE, f"--gpu-stall={stall:g}", rules=HANG)
+    assert run.code == 1
+    cell = run.cells["baseline"]
+    assert (cell["failure"]["kind"], cell["failure"]["phase"]) == ("hang", "graph-capture")
+    took = cell["timings"]["phases"]["graph-capture"]
+    assert stall <= took <= stall + 2, f"the verdict took {took} s"
+    message = cell["failure"]["message"]
+    assert "weights are loaded, the port never opened" in message, message
+    assert "one byte a second" in message, message
+    assert "stuck in CUDA graph capture" in message, message
+    assert cell["failure"]["evidence"], "there is evidence"
+
+
+@fault("a hang in graph capture, 2 s stall limit")
+def capture_hangs(scene: Scene) -> None:
+    _capture_hangs(scene, 2)
+
+
+@fault("a hang in graph capture, 20 s stall limit", slow=True)
+def capture_hangs_long(scene: Scene) -> None:
+    _capture_hangs(scene, 20)
+
+
+def _capture_compiles(scene: Scene, stall: float) -> None:
+    seconds = stall + 3
+    run = scene.run(
+        *ONE, f"--gpu-stall={stall:g}", rules=f"- {{then: {{compile: {{phase: graph-capture, seconds: {seconds}}}}}}}"
+    )
+    assert run.outcomes() == {"baseline": "passed"}, run.message()
+    assert run.cells["baseline"]["timings"]["phases"]["graph-capture"] >= seconds
+
+
+@fault("a compile in graph capture, 2 s stall limit: no verdict")
+def capture_compiles(scene: Scene) -> None:
+    _capture_compiles(scene, 2)
+
+
+@fault("a compile in graph capture, 20 s stall limit: no verdict", slow=True)
+def capture_compiles_long(scene: Scene) -> None:
+    _capture_compiles(scene, 20)
+
+
+@fault("a sick GPU on which everything hangs")
+def sick_gpu(scene: Scene) -> None:
+    run = scene.run("-k", "baseline or graphs", "--gpu-stall=2", rules="- {when: {gpu: 0}, then: {hang: weights}}")
+    assert run.code == 1
+    assert run.outcomes() == {"baseline": "infra", "graphs.off": "passed"}
+    assert f"hang in weights on GPU 0 ({scene.gpus[0]})" in run.message()
+    assert "quarantined for this run" in run.message()
+    assert run.cells["graphs.off"]["gpus"][0]["uuid"] == scene.gpus[1]
+
+
+@fault("a bad flag on a sound GPU")
+def bad_flag(scene: Scene) -> None:
+    run = scene.run(
+        "-k",
+        "baseline or flashinfer",
+        "--gpu-stall=2",
+        rules="- {when: {attention: flashinfer}, then: {hang: weights}}",
+    )
+    assert run.code == 1
+    assert run.outcomes() == {"baseline": "passed", "attention.flashinfer": "failed"}
+    control = run.cells["attention.flashinfer"]["control"]
+    assert (control["cell"], control["outcome"]) == ("sm120-m-baseline", "passed")
+    assert "The machine was checked: sm120-m-baseline started and answered" in run.message("attention.flashinfer")
