@@ -24,7 +24,19 @@ from pytest_gpuserve.measure.window import percentile
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["PARTS", "Answer", "Difference", "Prompt", "ask", "compare", "prompts"]
+__all__ = [
+    "OUTPUT",
+    "PARTS",
+    "Answer",
+    "Difference",
+    "Prompt",
+    "answer_of",
+    "ask",
+    "body_of",
+    "compare",
+    "prompts",
+    "side_by_side",
+]
 
 PARTS = ("prefill", "cached", "decode")
 OUTPUT = 32
@@ -90,23 +102,25 @@ def ask(send: Callable[[dict[str, Any]], Mapping[str, Any]], plan: Sequence[Prom
     answers = []
     for number, prompt in enumerate(plan):
         if prompt.cached:
-            send(_body(prompt.tokens[: prompt.cached], 1))
-        raw = send(
-            _body(prompt.tokens, 1 if prompt.cached else OUTPUT)
-            | {"return_logprob": True, "logprob_start_len": prompt.cached, "top_logprobs_num": _TOP}
-        )
-        answers.append(_answer(number, raw))
+            send(body_of(prompt.tokens[: prompt.cached], 1))
+        raw = send(body_of(prompt.tokens, 1 if prompt.cached else OUTPUT, logprobs=prompt.cached))
+        answers.append(answer_of(number, raw))
     return answers
 
 
-def _body(tokens: Sequence[int], count: int) -> dict[str, Any]:
-    return {
+def body_of(tokens: Sequence[int], count: int, *, logprobs: int | None = None) -> dict[str, Any]:
+    """A greedy request for `count` tokens; with their logprobs, and the prompt's from token number `logprobs` on."""
+    body: dict[str, Any] = {
         "input_ids": list(tokens),
         "sampling_params": {"max_new_tokens": count, "temperature": 0.0, "ignore_eos": True},
     }
+    if logprobs is not None:
+        body |= {"return_logprob": True, "logprob_start_len": logprobs, "top_logprobs_num": _TOP}
+    return body
 
 
-def _answer(number: int, raw: Mapping[str, Any]) -> Answer:
+def answer_of(number: int, raw: Mapping[str, Any]) -> Answer:
+    """What `/generate` gave for prompt `number`."""
     meta = raw.get("meta_info") or {}
     pairs = [(_finite(entry[0]), int(entry[1])) for entry in meta.get("output_token_logprobs") or ()]
     return Answer(
@@ -199,3 +213,37 @@ def _decode(a: Answer, b: Answer) -> tuple[int, list[float]]:
 def _value(top: Mapping[int, float], token: int) -> float:
     """A token's logprob; of one that is not among the likeliest at most theirs, which is what is taken."""
     return top.get(token, min(top.values()))
+
+
+def side_by_side(
+    plan: Sequence[Prompt],
+    mine: Sequence[Answer],
+    reference: Sequence[Answer],
+    names: tuple[str, str],
+    differences: Sequence[Difference],
+) -> str:
+    """The evidence for a person: of each part the prompt that differs most, token by token, and both texts."""
+    lines = []
+    for one in differences:
+        prompt, a, b = plan[one.worst], mine[one.worst], reference[one.worst]
+        lines += [str(one), f"Prompt {one.worst}: {len(prompt.tokens)} tokens, {prompt.cached} of them cached before."]
+        if one.part == "decode":
+            lines += [f"{name:>12}: {answer.text!r}" for name, answer in zip(names, (a, b), strict=True)]
+            rows = [
+                (f"{x} / {y}" if x != y else str(x), u, v)
+                for x, y, u, v in zip(a.ids, b.ids, a.outputs, b.outputs, strict=False)
+            ]
+        else:
+            tokens = prompt.tokens[prompt.cached + 1 :]
+            rows = [(str(x), u, v) for x, u, v in zip(tokens, a.inputs, b.inputs, strict=False)]
+        lines.append(f"{'token':>16} {names[0]:>24} {names[1]:>40} {'difference':>12}")
+        lines += [
+            f"{token:>16} {_shown(u):>24} {_shown(v):>40} {_shown(None if None in (u, v) else abs(u - v)):>12}"  # type: ignore[operator]
+            for token, u, v in rows
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.4f}"

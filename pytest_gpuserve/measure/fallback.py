@@ -91,6 +91,8 @@ def swaps(flags: Mapping[str, FlagValue], resolved: Mapping[str, object], log: S
         if shown is None or shown not in resolved or _word(value) in _CHOOSES:
             continue
         used = resolved[shown]
+        if value is False and not isinstance(used, bool):
+            continue  # the flag is left out of the command line
         if used is not None and _word(used) != _word(value):
             flag = name.lstrip("-")
             line = next((one.line for one in log if one.subject == _subject(flag)), "")

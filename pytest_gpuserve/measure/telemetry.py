@@ -73,8 +73,11 @@ class Sampler:
         return inside or [reading for at, reading in self._samples if at <= end][-len(self._uuids) :]
 
 
-def summarise(readings: Sequence[Reading], owned: Callable[[int], bool]) -> Telemetry:
-    """Medians and maxima by UUID, and what makes the load invalid. `owned(pid)` is True for the server's processes."""
+def summarise(readings: Sequence[Reading], owned: Callable[[int], bool | None]) -> Telemetry:
+    """Medians and maxima by UUID, and what makes the load invalid.
+
+    `owned(pid)` is True for the server's processes, False for others', None for a pid that is not there (any more).
+    """
     by_gpu: dict[str, dict[str, Any]] = {}
     reasons: list[str] = []
     for uuid in dict.fromkeys(reading.uuid for reading in readings):
@@ -114,13 +117,16 @@ def _slowdowns(uuid: str, shares: dict[str, float]) -> list[str]:
     ]
 
 
-def _strangers(uuid: str, readings: Sequence[Reading], owned: Callable[[int], bool]) -> list[str]:
+def _strangers(uuid: str, readings: Sequence[Reading], owned: Callable[[int], bool | None]) -> list[str]:
     pids: dict[int, int | None] = {}
     for reading in readings:
         pids |= {process.pid: process.memory for process in reading.processes or ()}
+    whose = {pid: owned(pid) for pid in pids}
+    # In a container NVML may list the host's pids, of which none can be found here: then they say nothing.
+    here = True in whose.values()
     return [
         f"process {pid}, which is none of this server's, used GPU {uuid}"
         + (f" ({memory / _BYTES:.0f} MiB)" if memory else "")
         for pid, memory in pids.items()
-        if not owned(pid)
+        if whose[pid] is False or (here and whose[pid] is None)
     ]

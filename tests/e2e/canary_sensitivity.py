@@ -1,0 +1,289 @@
+"""Does the output canary catch planted errors, and let sound configurations pass? Against a real SGLang.
+
+Run it with the interpreter that has SGLang (torch and safetensors plant the errors), from the project's folder:
+
+    PYTHONPATH=tests/envs/sglang-cpu-shim python tests/e2e/canary_sensitivity.py --out out.json      # CPU engine
+    python tests/e2e/canary_sensitivity.py --device cuda --shape llama-3 --out out.json              # a GPU
+
+One server start a variant, `--seeds` sets of prompts each, compared with the same prompts' answers of the reference.
+Nothing of SGLang's own files is changed: errors are planted in config.json and in weights; the stale KV page by
+wrapping the prefix cache from `planted/sitecustomize.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from pytest_gpuserve.measure.canary import ask, compare, prompts  # noqa: E402
+from pytest_gpuserve.measure.tolerance import tolerance_of  # noqa: E402
+from pytest_gpuserve.model.cell import ModelSpec  # noqa: E402
+from pytest_gpuserve.models.materialise import materialise  # noqa: E402
+
+START = 300.0
+
+
+class NoServer(Exception):
+    """It did not start, or does not answer."""
+
+
+PAGE = 16
+
+
+@dataclass
+class Variant:
+    """`sound` ones must pass. `flags` and `env` are the server's; `config` and `weights` change the model's folder."""
+
+    name: str
+    sound: bool
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    config: dict = field(default_factory=dict)
+    weights: object = None
+    kv: str = "auto"
+
+
+def scaled(part: str, factor: float):
+    """Every weight whose name ends in `part` times `factor`."""
+
+    def change(name, tensor):
+        return (tensor.float() * factor).to(tensor.dtype) if name.endswith(part) else tensor
+
+    return change
+
+
+def head_zeroed(size: int, head: int = 1, layer: int = 0):
+    """One head of one layer contributes nothing: its columns of o_proj are zero."""
+
+    def change(name, tensor):
+        if name == f"model.layers.{layer}.self_attn.o_proj.weight":
+            tensor = tensor.clone()
+            tensor[:, head * size : (head + 1) * size] = 0
+        return tensor
+
+    return change
+
+
+def block_scaled(part: str, factor: float, layer: int = 0, block: int = 128):
+    """One block's scale is wrong: of an fp8 checkpoint the scale itself, else the weights under it."""
+
+    def change(name, tensor):
+        prefix = f"model.layers.{layer}.{part}"
+        if name == f"{prefix}.weight_scale_inv":
+            tensor = tensor.clone()
+            tensor[0, 0] *= factor
+        elif name == f"{prefix}.weight" and tensor.element_size() > 1:
+            tensor = tensor.clone()
+            tensor[:block, :block] *= factor
+        return tensor
+
+    return change
+
+
+def variants(args, config: dict) -> list[Variant]:
+    mla = "kv_lora_rank" in config
+    query = "q_b_proj.weight" if mla else "q_proj.weight"
+    head = config["v_head_dim"] if mla else config["head_dim"]
+    key = "kv_b_proj.weight" if mla else "k_proj.weight"
+    rope = dict(config.get("rope_parameters") or {})
+    theta = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
+
+    def with_theta(factor: float) -> dict:
+        changed = {"rope_theta": theta * factor}
+        return changed | ({"rope_parameters": rope | changed} if rope else {})
+
+    sound = [
+        Variant("a second start", True),
+        Variant("--chunked-prefill-size 64", True, ("--chunked-prefill-size", "64")),
+        Variant("--disable-radix-cache", True, ("--disable-radix-cache",)),
+        Variant("--dtype float16", True, ("--dtype", "float16")),
+    ]
+    sound += [Variant(text, True, tuple(text.split())) for text in args.sound]
+    sound += [Variant(f"--kv-cache-dtype {kv}", True, ("--kv-cache-dtype", kv), kv=kv) for kv in args.sound_kv]
+    planted = [
+        Variant("rope theta +1 %", False, config=with_theta(1.01)),
+        Variant("rope theta +10 %", False, config=with_theta(1.1)),
+        Variant("softmax scale +5 %", False, weights=scaled(query, 1.05)),
+        Variant("one head of one layer zeroed", False, weights=head_zeroed(head)),
+        Variant("one stale KV page", False, env={"PLANTED_STALE_PAGE": str(PAGE)}),
+        Variant("one 128 × 128 block's scale × 2", False, weights=block_scaled("mlp.down_proj", 2.0)),
+        Variant("scale of the keys + 25 %", False, weights=scaled(key, 1.25)),
+    ]
+    return [one for one in (*sound, *planted) if not args.only or any(word in one.name for word in args.only)]
+
+
+def planted_model(model: Path, variant: Variant, folder: Path) -> Path:
+    """A copy of the model's folder with the variant's errors in it; the model itself if it has none."""
+    if not variant.config and variant.weights is None:
+        return model
+    copy = folder / "model"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(model, copy)
+    if variant.config:
+        file = copy / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | variant.config))
+    if variant.weights is not None:
+        from safetensors.torch import load_file, save_file
+
+        changed = 0
+        for file in copy.glob("*.safetensors"):
+            before = load_file(file)
+            after = {name: variant.weights(name, tensor) for name, tensor in before.items()}
+            changed += sum(after[name] is not tensor for name, tensor in before.items())
+            save_file({name: tensor.contiguous() for name, tensor in after.items()}, file, metadata={"format": "pt"})
+        if not changed:
+            raise SystemExit(f"{variant.name}: no tensor of {model} was changed")
+    return copy
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def server(args, model: Path, variant: Variant, folder: Path):
+    """`send(body)` of a server that is ready; the whole session is ended afterwards."""
+    port, nccl = free_port(), free_port()
+    words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--nccl-port", str(nccl), "--page-size", str(PAGE), *args.flag, *variant.flags]
+    env = {**os.environ, "SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", **variant.env}
+    paths = [str(Path(__file__).parent / "planted"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    if args.device == "cpu":
+        words += ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"]
+        words += ["--max-total-tokens", "4096", "--mem-fraction-static", "0.3"]
+        # One thread: on a busy machine threads that wait for each other cost more than they bring.
+        env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    log = folder / f"{''.join(letter if letter.isalnum() else '-' for letter in variant.name)}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=out, env=env, start_new_session=True)
+
+    def send(body: dict) -> dict:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        try:
+            connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+            if response.status != 200:
+                raise NoServer(f"{variant.name}: HTTP {response.status}: {text[:300]!r}")
+            return json.loads(text)
+        finally:
+            connection.close()
+
+    try:
+        deadline = time.monotonic() + START
+        while b"fired up and ready" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise NoServer(f"{variant.name}: no server; the log ends:\n{log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.5)
+        yield send
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run(args) -> dict:
+    folder = Path(tempfile.mkdtemp(prefix="gpuserve-canary-"))
+    spec = ModelSpec(name=args.shape, shape=args.shape, layers=args.layers)
+    model = materialise(spec, python=sys.executable, env={}, weights=True)
+    config = json.loads((model / "config.json").read_text())
+    longest = min(config["max_position_embeddings"], 2048)
+    plans = [prompts(config["vocab_size"], longest, seed) for seed in range(args.seeds)]
+    with server(args, model, Variant("reference", True), folder) as send:
+        references = [ask(send, plan) for plan in plans]
+    rows = []
+    for variant in variants(args, config):
+        begun = time.monotonic()
+        path = planted_model(model, variant, folder)
+        seeds = []
+        try:
+            with server(args, path, variant, folder) as send:
+                answering = time.monotonic()
+                for plan, reference in zip(plans, references, strict=True):
+                    if time.monotonic() - answering > args.seconds:
+                        break
+                    seeds.append(compare(plan, ask(send, plan), reference))
+        except NoServer as error:
+            # A backend that does not exist on this machine: the others are still worth their time.
+            print(f"| {variant.name} | no server: {str(error).splitlines()[-1][:200]} | | | | |", flush=True)
+            continue
+        tolerance = tolerance_of(variant.kv, moe="n_routed_experts" in config, quantization=args.quantization)
+        caught = [[str(one.part) for one in parts if tolerance.exceeded(one)] for parts in seeds]
+        row = {
+            "variant": variant.name,
+            "sound": variant.sound,
+            "seeds": len(seeds),
+            "caught": sum(bool(parts) for parts in caught),
+            "caught_by": {part: sum(part in parts for parts in caught) for part in ("prefill", "cached", "decode")},
+            "parts": {
+                part: {
+                    "mean": [one.mean for parts in seeds for one in parts if one.part == part],
+                    "p99": [one.p99 for parts in seeds for one in parts if one.part == part],
+                }
+                for part in ("prefill", "cached", "decode")
+            },
+            "seconds": round(time.monotonic() - begun, 1),
+        }
+        rows.append(row)
+        print(line(row), flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"shape": args.shape, "layers": config["num_hidden_layers"], "device": args.device, "rows": rows}
+
+
+def line(row: dict) -> str:
+    """One row of a Markdown table: mean and p99 as the least and the most of all seeds."""
+    cells = []
+    for part in ("prefill", "cached", "decode"):
+        mean, p99 = row["parts"][part]["mean"], row["parts"][part]["p99"]
+        cells.append(f"{min(mean):.3f}–{max(mean):.3f}, {min(p99):.2f}–{max(p99):.2f}" if mean else "")
+    kind = "sound" if row["sound"] else "planted"
+    caught = f"{row['caught']} of {row['seeds']} ({', '.join(f'{k} {v}' for k, v in row['caught_by'].items() if v) or 'none'})"
+    return f"| {row['variant']} | {kind} | {' | '.join(cells)} | {caught} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", default="tiny-llama")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--quantization", default="none", help="as the tolerance table names it")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="of asking, a variant; fewer seeds if it takes more"
+    )
+    parser.add_argument("--flag", action="append", default=[], help="for every server, one word each: --flag=--dtype …")
+    parser.add_argument("--sound", action="append", default=[], help="a further sound variant, its flags in one text")
+    parser.add_argument("--sound-kv", action="append", default=[], help="a KV cache dtype that is sound")
+    parser.add_argument("--only", action="append", default=[], help="variants whose name holds this text")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    print("| variant | | prefill: mean, p99 | cached | decode | caught |\n|---|---|---|---|---|---|")
+    result = run(args)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1))
+    wrong = [row for row in result["rows"] if row["caught"] != (0 if row["sound"] else row["seeds"])]
+    for row in wrong:
+        print(f"NOT as it should be: {row['variant']}: caught {row['caught']} of {row['seeds']}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
