@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pytest_gpuserve.failing import ServerFailed, check
+from pytest_gpuserve.manager import measuring, quality
 from pytest_gpuserve.model.failure import Kind
 from pytest_gpuserve.model.phase import Phase
 
@@ -15,7 +18,17 @@ if TYPE_CHECKING:
     from pytest_gpuserve.manager import Manager
     from pytest_gpuserve.manager.handle import ServerHandle
 
-__all__ = ["LAST", "test_answers", "test_clean_shutdown", "test_ready"]
+__all__ = [
+    "LAST",
+    "test_answers",
+    "test_backend",
+    "test_clean_shutdown",
+    "test_concurrency",
+    "test_long_context",
+    "test_output",
+    "test_ready",
+    "test_throughput",
+]
 
 # This one stops the server, so it comes after every other check of its cell.
 LAST = "test_clean_shutdown"
@@ -30,6 +43,19 @@ def test_ready(sglang_server: ServerHandle) -> None:
         Kind.WRONG_OUTPUT,
         "the server says it is ready, and its first answer was empty",
     )
+
+
+def _conclude(finding: measuring.Finding) -> None:
+    __tracebackhide__ = True
+    if finding.failure is not None:
+        raise ServerFailed(finding.failure)
+    if finding.skipped:
+        pytest.skip(finding.skipped)
+
+
+def test_backend(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:
+    """The server uses what the cell's flags asked for, by its own report and its log."""
+    _conclude(quality.backend(gpuserve_manager, sglang_server.cell))
 
 
 def test_answers(sglang_server: ServerHandle) -> None:
@@ -49,6 +75,26 @@ def test_answers(sglang_server: ServerHandle) -> None:
         Kind.WRONG_OUTPUT,
         f"two identical greedy requests differ:\n  first:  {first.text!r}\n  second: {second.text!r}",
     )
+
+
+def test_output(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:
+    """The logprobs of a set of prompts agree with the baseline's: prefill, cached prefix and decode."""
+    _conclude(quality.output(gpuserve_manager, sglang_server.cell))
+
+
+def test_concurrency(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:
+    """64 requests of many sizes at once are all answered, and as they were alone."""
+    _conclude(quality.concurrency(gpuserve_manager, sglang_server.cell))
+
+
+def test_long_context(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:
+    """A prompt near the longest that the server takes is answered."""
+    _conclude(quality.long_context(gpuserve_manager, sglang_server.cell))
+
+
+def test_throughput(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:
+    """The cell's loads reach the floors of its matrix. Only there in cells that have something to measure."""
+    _conclude(measuring.throughput(gpuserve_manager, sglang_server.cell))
 
 
 def test_clean_shutdown(sglang_server: ServerHandle, gpuserve_manager: Manager) -> None:

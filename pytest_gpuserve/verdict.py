@@ -32,7 +32,13 @@ __all__ = [
 # What each built-in check can show. An entry is only called fixed once all that could have shown its failure ran.
 SHOWS: dict[str, frozenset[Kind]] = {
     "ready": frozenset({Kind.REJECTED, Kind.CRASH, Kind.OOM, Kind.HANG}),
+    "backend": frozenset({Kind.FALLBACK}),
     "answers": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
+    "output": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
+    "concurrency": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
+    "long-context": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
+    # Only there in cells that floors ask something of: an entry for `slow` is never called fixed elsewhere.
+    "throughput": frozenset({Kind.SLOW}),
 }
 # Nothing is launched: only what SGLang's own arguments refuse can be seen.
 PREFLIGHT_SHOWS: dict[str, frozenset[Kind]] = {"preflight": frozenset({Kind.REJECTED})}

@@ -52,6 +52,11 @@ class ServerHandle:
         """For OpenAI clients, with `api_key`."""
         return f"{self.url}/v1"
 
+    def end(self) -> str | None:
+        """What ended the server, in words; None while it runs as far as its supervisor knows."""
+        failure = self.failed()
+        return None if failure is None else f"{failure.kind} in {failure.phase}"
+
     def request(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 300.0) -> Any:
         """GET `path`, or POST `body` as JSON; the parsed answer, or its text where it is not JSON.
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve.measure.floors import Needs, needs_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -72,6 +74,31 @@ class Plan:
         """The known-good cell of the same model and arch; None for a baseline, and where the matrix has none."""
         found = self.baselines.get((cell.matrix, cell.arch, cell.model.name))
         return None if found is None or cell.is_baseline else self.by_id[found]
+
+    @cached_property
+    def _by_axes(self) -> dict[tuple[Any, ...], Cell]:
+        return {(cell.matrix, *cell.identity): cell for cell in self.cells}
+
+    def cell_with(self, cell: Cell, axes: Mapping[str, str]) -> Cell | None:
+        """The cell of the same model, arch and matrix with these levels; None if the run has none."""
+        return self._by_axes.get((cell.matrix, cell.arch, cell.model.name, tuple(sorted(axes.items()))))
+
+    @cached_property
+    def _needs(self) -> dict[str, Needs]:
+        return needs_of(self.cells, self.matrices)
+
+    def needs_of(self, cell: Cell) -> Needs:
+        """What the cell measures: for floors of its own, and for cells that are compared with it."""
+        return self._needs.get(cell.id, Needs())
+
+    @cached_property
+    def _rank(self) -> dict[str, int]:
+        return {cell.id: rank for rank, cell in enumerate(self.cells)}
+
+    def references_of(self, cell: Cell) -> tuple[str, ...]:
+        """The ids of the cells its floors compare it with, as far as they come before it: those it may wait for."""
+        mine = self._rank[cell.id]
+        return tuple(one for one in self.needs_of(cell).references if self._rank[one] < mine)
 
     def gpus_for(self, cell: Cell) -> tuple[Gpu, ...]:
         """The GPUs a server of this cell may be given: its arch, with enough memory."""

@@ -86,6 +86,7 @@ class CellRecord:
     timings: dict[str, Any] = field(default_factory=dict)
     measurements: list[dict[str, Any]] = field(default_factory=list)
     telemetry: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
     teardown: dict[str, Any] = field(default_factory=dict)
     control: dict[str, Any] | None = None
     server_starts: int = 0
