@@ -1,4 +1,4 @@
-"""Which process of a server died, noticed by the kernel's word (pidfds) and not by asking around."""
+"""Births and deaths among a server's processes, by the kernel's word (a closed pipe, pidfds), not by asking around."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.serve import procs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
     from pytest_gpuserve.serve.loop import Loop
 
-__all__ = ["Deaths"]
+__all__ = ["Deaths", "Handover"]
 
 _TITLE = "sglang::"
 
@@ -35,18 +35,22 @@ class Deaths:
         self._fds = {pid: os.pidfd_open(pid)}
         loop.watch(self._fds[pid], self._main_ended)
 
-    def follow(self, tree: Iterable[procs.Proc]) -> None:
-        """Takes in a new look at the server's processes."""
+    def follow(self, tree: Collection[procs.Proc]) -> None:
+        """Takes in a new look at the server's processes.
+
+        A compiler that a scheduler starts has the scheduler's own title until it has executed: such a fork is no
+        scheduler, and its end is nothing to report.
+        """
+        titles = {proc.pid: _title(proc) for proc in tree}
         for proc in tree:
-            named = proc.cmdline.startswith(_TITLE) or proc.comm.startswith(_TITLE)
-            if not named or proc.pid in self._fds or proc.state in "ZX":
+            title = titles[proc.pid]
+            if not title or proc.pid in self._fds or proc.state in "ZX" or titles.get(proc.ppid) == title:
                 continue
             try:
                 fd = os.pidfd_open(proc.pid)
             except OSError:
                 continue
             self._fds[proc.pid] = fd
-            title = proc.cmdline.split(" ", 1)[0] if proc.cmdline.startswith(_TITLE) else proc.comm
             self._loop.watch(fd, lambda pid=proc.pid, title=title: self._other_ended(pid, title))  # type: ignore[misc]
 
     def close(self) -> None:
@@ -76,3 +80,35 @@ class Deaths:
                 how = f", signal {-code}" if code < 0 else f", exit {code}"
             self.first = f"{title} (pid {pid}){how}"
         self._on_other()
+
+
+class Handover:
+    """Did the shim become the server? Its pipe `fd` ends with the `exec`; else it says why that failed."""
+
+    def __init__(
+        self, loop: Loop, fd: int, *, on_success: Callable[[], object], on_failure: Callable[[str], object]
+    ) -> None:
+        self._loop, self._fd = loop, fd
+        self._on_success, self._on_failure = on_success, on_failure
+        self._settled = False
+        loop.watch(fd, self.settle)
+
+    def settle(self) -> None:
+        """Reads the outcome, once: when it is there, or at the latest when main has ended."""
+        if self._settled:
+            return
+        self._settled = True
+        reason = os.read(self._fd, 4096).decode(errors="replace")
+        self._loop.unwatch(self._fd)
+        os.close(self._fd)
+        if reason:
+            self._on_failure(reason)
+        else:
+            self._on_success()
+
+
+def _title(proc: procs.Proc) -> str:
+    """What SGLang calls this process: `sglang::scheduler_TP0`; empty for any other."""
+    if proc.cmdline.startswith(_TITLE):
+        return proc.cmdline.split(" ", 1)[0]
+    return proc.comm if proc.comm.startswith(_TITLE) else ""

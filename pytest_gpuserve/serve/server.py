@@ -19,7 +19,7 @@ from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.serve import judge, procs, spawn
 from pytest_gpuserve.serve.compile_lock import CompileLocks
-from pytest_gpuserve.serve.deaths import Deaths
+from pytest_gpuserve.serve.deaths import Deaths, Handover
 from pytest_gpuserve.serve.judge import Circumstances, Judge
 from pytest_gpuserve.serve.kernel import oom_kills
 from pytest_gpuserve.serve.litter import SharedMemory, remove_folder
@@ -123,8 +123,12 @@ class Server:
         self._pump = LogPump(spawned.output, self._log, self.api_key)
         self.deaths = Deaths(self.loop, self.pid, on_main=self._main_ended, on_other=self._other_ended)
         self.loop.watch(spawned.output, self._drain)
-        self._started: int | None = spawned.started
-        self.loop.watch(spawned.started, self._interpreter_runs)
+        self._handover = Handover(
+            self.loop,
+            spawned.started,
+            on_success=lambda: self._enter(Phase.IMPORT, ""),
+            on_failure=lambda reason: self._blame(Kind.INFRA, f"the server cannot be started: {reason}"),
+        )
         self._readiness = Readiness(
             self.loop,
             self.port,
@@ -153,20 +157,6 @@ class Server:
             tmpdir=self.tmpdir,
         )
         self._note(phase=str(self.phase), cell=self.spec.cell, pids=[self.pid])
-
-    def _interpreter_runs(self) -> None:
-        if self._started is None:
-            return
-        reason = os.read(self._started, 4096).decode(errors="replace")
-        self.loop.unwatch(self._started)
-        os.close(self._started)
-        self._started = None
-        if reason:
-            self._blame(Kind.INFRA, f"the server cannot be started: {reason}")
-        else:
-            self._enter(Phase.IMPORT, "")
-
-    # -- what it does --------------------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
@@ -269,8 +259,6 @@ class Server:
         """Notes which shared memory the living processes use."""
         self.shm.observe(stat.pid for stat in self.family.members())
 
-    # -- verdicts ------------------------------------------------------------------------------------------------------
-
     def _port_is_ours(self) -> bool:
         return procs.listens(self.port, [stat.pid for stat in self.family.members()])
 
@@ -305,7 +293,7 @@ class Server:
         self._meter.armed = on
 
     def _main_ended(self) -> None:
-        self._interpreter_runs()  # or did it never run? The reason comes before the verdict
+        self._handover.settle()  # if it never ran, that is the reason
         if not self.stopping:
             self._judge.condemn(judge.AFTER_EXIT)
 
@@ -339,8 +327,6 @@ class Server:
             # The test is blocked in a request to this server and cannot ask for its end: closed connections free it.
             for stat in self.family.members():
                 procs.send_signal(stat, signal.SIGKILL)
-
-    # -- end -----------------------------------------------------------------------------------------------------------
 
     def begin_stop(self) -> None:
         """No verdicts and no questions from now on; the log is still drained and the processes still looked at."""
