@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpuserve.markers import throughput_floors
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pytest_gpuserve.manager import Manager
     from pytest_gpuserve.manager.handle import ServerHandle
+    from pytest_gpuserve.manager.measuring import Measured
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.gpu import Gpu
 
-__all__ = ["MANAGER", "gpu_cell", "gpus", "gpuserve_manager", "sglang_server"]
+__all__ = ["MANAGER", "gpu_cell", "gpus", "gpuserve_manager", "load", "sglang_server"]
 
 MANAGER: pytest.StashKey[Manager] = pytest.StashKey()
 
@@ -61,3 +66,34 @@ def gpus(request: pytest.FixtureRequest, gpu_cell: Cell) -> tuple[Gpu, ...]:
     `@pytest.mark.gpus(n)` says how many; default: as many as the cell's server takes.
     """
     return _manager(request).leased(gpu_cell)
+
+
+@pytest.fixture
+def load(request: pytest.FixtureRequest, sglang_server: ServerHandle) -> Iterator[Callable[..., Measured]]:
+    """Runs a load profile against the cell's server: `load("chat")["output_throughput"].median`.
+
+    A profile of the matrix or a built-in one, perhaps with changes: `load("batch", windows=3)`. What it measures goes
+    into the record. The test's `throughput_floor` marks are judged at once: below a floor the test fails as `slow`.
+    """
+    from pytest_gpuserve.failing import ServerFailed
+    from pytest_gpuserve.manager import measuring
+
+    manager, cell = _manager(request), sglang_server.cell
+    names: list[str] = []
+
+    def run(name: str = "single-stream", **changes: float) -> Measured:
+        __tracebackhide__ = True
+        profile = manager.measuring.profile(cell, name, **changes)
+        names.append(profile.name)
+        measured, finding = measuring.load_once(manager, cell, profile, throughput_floors(request.node, name))
+        if finding.failure is not None:
+            raise ServerFailed(finding.failure)
+        if finding.skipped:
+            pytest.skip(finding.skipped)
+        return measured
+
+    yield run
+    if not names and request.node.get_closest_marker("throughput_floor") is not None:
+        pytest.fail(
+            "the test has a throughput_floor mark and ran no load(): nothing was held against it", pytrace=False
+        )

@@ -10,7 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["TABLE", "Marker", "arguments", "gpus_wanted", "register"]
+    from pytest_gpuserve.matrix.types import Floor
+
+__all__ = ["TABLE", "Marker", "arguments", "gpus_wanted", "register", "throughput_floors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ TABLE: dict[str, Marker] = {
             "run the test only in cells where all of these hold; names and values as in the matrix files' `when` "
             '(a list means any of them; gpus=">1" compares; dotted names as **{"model.attention": "mla"})',
             keywords=None,
+        ),
+        Marker(
+            "throughput_floor",
+            "throughput_floor(metric, at_least=…, at_most=…, ratio=…, of=…, load=…)",
+            "what every `load(…)` of the test (or the one named) must reach: `at_least` or `at_most` in the metric's "
+            'unit, or `ratio` times what the cell `of` ("baseline", or a dict of axes to levels) reached',
+            keywords=frozenset({"at_least", "at_most", "ratio", "of", "load"}),
+            positional=1,
         ),
         Marker("gpus", "gpus(n)", "how many GPUs the fixture `gpus` leases; default: the cell's", positional=1),
     )
@@ -71,3 +81,49 @@ def gpus_wanted(marks: Iterable[pytest.Mark], default: int) -> int:
             pytest.fail(f"@pytest.mark.gpus takes one whole number of at least 1, not {args!r}", pytrace=False)
         return int(args[0])
     return default
+
+
+def throughput_floors(node: pytest.Item, load: str) -> tuple[Floor, ...]:
+    """The floors that the test's `throughput_floor` marks set for the load of that name; fails on a wrong mark."""
+    floors = []
+    for mark in node.iter_markers("throughput_floor"):
+        args, given = arguments(mark)
+        if given.get("load", load) == load:
+            file, line, _ = node.location
+            floors.append(_floor(args, given, load, file=file, line=(line or 0) + 1))
+    return tuple(floors)
+
+
+def _floor(args: tuple[Any, ...], given: dict[str, Any], load: str, *, file: str, line: int) -> Floor:
+    # Only imported where a mark is used: this module is loaded by every pytest run.
+    from pytest_gpuserve.errors import Where
+    from pytest_gpuserve.matrix.types import METRICS, Floor
+    from pytest_gpuserve.model.predicate import ALWAYS
+
+    def wrong(what: str) -> None:
+        pytest.fail(f"@pytest.mark.throughput_floor {what}: {TABLE['throughput_floor'].signature}", pytrace=False)
+
+    metric = METRICS.get(args[0]) if args and isinstance(args[0], str) else None
+    if metric is None:
+        wrong(f"wants one of {', '.join(METRICS)} first, not {args!r}")
+    assert metric is not None
+    word = metric.bound.replace("-", "_")
+    forms = [name for name in ("at_least", "at_most", "ratio") if name in given]
+    if len(forms) != 1 or forms[0] not in (word, "ratio"):
+        wrong(f"for {metric.name} takes exactly one of {word} and ratio")
+    number = given[forms[0]]
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
+        wrong(f"wants a number above 0 for {forms[0]}, not {number!r}")
+    of = given.get("of")
+    if (forms[0] == "ratio") != (of is not None) or not (of is None or of == "baseline" or isinstance(of, dict)):
+        wrong('takes of="baseline" or of={axis: level} with ratio, and only with it')
+    relative = forms[0] == "ratio"
+    return Floor(
+        when=ALWAYS,
+        load=load,
+        metric=metric,
+        limit=None if relative else float(number),
+        ratio=float(number) if relative else None,
+        of=of if isinstance(of, dict) else None,
+        where=Where(file, line),
+    )

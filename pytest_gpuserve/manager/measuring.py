@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.gpu import open_probe
 from pytest_gpuserve.measure.floors import Past, Verdict, bound_of, measurements, verdict_of
 from pytest_gpuserve.measure.history import past_of, runs_before
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.record import CellRecord, Measurement
 
-__all__ = ["Finding", "Measured", "Measuring", "conclusion", "load_failure", "loads_of", "throughput"]
+__all__ = ["Finding", "Measured", "Measuring", "load_once", "loads_of", "throughput"]
 
 # Above this share of one core the client is what was measured.
 _CLIENT_BUSY = 0.9
@@ -76,10 +77,17 @@ class Measuring:
         self._plan = plan
         self._run = run
 
-    def profile(self, cell: Cell, name: str) -> LoadProfile:
-        """The load of that name in the cell's matrix. UsageError if there is none."""
+    def profile(self, cell: Cell, name: str, **changes: Any) -> LoadProfile:
+        """The load of that name in the cell's matrix, perhaps changed. UsageError for a name or field there is not."""
         matrix = self._plan.matrices.get(cell.matrix)
-        return profile_named(name, matrix.loads if matrix else {})
+        profile = profile_named(name, matrix.loads if matrix else {})
+        if not changes:
+            return profile
+        told = ", ".join(f"{field}={value}" for field, value in sorted(changes.items()))
+        try:
+            return replace(profile, **{"name": f"{name}[{told}]", **changes})
+        except TypeError as error:
+            raise UsageError(f"load {name}: {error}") from None
 
     def start(self, handle: ServerHandle, measured: Measured) -> None:
         """Run the load once more, on a server that was started anew since the last time. LoadFailed as `run_load`."""
@@ -193,7 +201,7 @@ def loads_of(plan: Plan, cell: Cell) -> tuple[str, ...]:
     return tuple(dict.fromkeys((_RECORDED, *asked))) if floors == "record" else asked
 
 
-def load_failure(error: LoadFailed) -> Failure:
+def _load_failure(error: LoadFailed) -> Failure:
     """A load that did not come through: answers that never end are a hang, missing ones wrong output."""
     stalled = bool(error.failures) and all(text.startswith("stalled") for text in error.failures)
     return Failure.of(Kind.HANG if stalled else Kind.WRONG_OUTPUT, Phase.SERVING, str(error))
@@ -207,12 +215,9 @@ def throughput(manager: Manager, cell: Cell) -> Finding:
     grey, handle = loads, manager.server(cell)
     while grey:
         for measured in grey:
-            try:
-                measuring.start(handle, measured)
-            except LoadFailed as error:
-                # If the server ended, its supervisor is about to say so, and that is then the check's failure.
-                manager.inspect(cell, seconds=_VERDICT_WAIT if error.died or _broken(error) else 0.0)
-                return Finding(failure=load_failure(error))
+            failure = _started(manager, handle, measured)
+            if failure is not None:
+                return Finding(failure=failure)
             measuring.judge(cell, measured, floors, record)
         grey = [measured for measured in loads if measured.undecided]
         if grey:
@@ -220,14 +225,41 @@ def throughput(manager: Manager, cell: Cell) -> Finding:
             if isinstance(started, Failure):
                 return Finding(failure=started)
             handle = started
-    return conclusion([verdict for measured in loads for verdict in measured.verdicts])
+    return _conclusion([verdict for measured in loads for verdict in measured.verdicts])
+
+
+def load_once(manager: Manager, cell: Cell, profile: LoadProfile, floors: Sequence[Floor]) -> tuple[Measured, Finding]:
+    """One load for a user's test, on the server as it is: what is inconclusive stays so."""
+    measured = Measured(profile=profile)
+    failure = _started(manager, manager.server(cell), measured)
+    if failure is not None:
+        return measured, Finding(failure=failure)
+    named = [replace(floor, load=profile.name) for floor in floors if not _is_own(manager.plan, cell, floor)]
+    manager.measuring.judge(cell, measured, named, manager.state(cell).record)
+    return measured, _conclusion(measured.verdicts)
+
+
+def _is_own(plan: Plan, cell: Cell, floor: Floor) -> bool:
+    """A ratio to the cell itself: the baseline's, to the baseline."""
+    matrix = plan.matrices.get(cell.matrix)
+    return matrix is not None and floor.reference(cell.axes, matrix.baseline) == dict(cell.axes)
+
+
+def _started(manager: Manager, handle: ServerHandle, measured: Measured) -> Failure | None:
+    try:
+        manager.measuring.start(handle, measured)
+    except LoadFailed as error:
+        # If the server ended, its supervisor is about to say so, and that is then the check's failure.
+        manager.inspect(handle.cell, seconds=_VERDICT_WAIT if error.died or _broken(error) else 0.0)
+        return _load_failure(error)
+    return None
 
 
 def _broken(error: LoadFailed) -> bool:
     return any(text.startswith("connection") for text in error.failures)
 
 
-def conclusion(verdicts: Sequence[Verdict]) -> Finding:
+def _conclusion(verdicts: Sequence[Verdict]) -> Finding:
     """Below a floor: `slow`. Else what could not be judged is said, never passed over."""
     missed = [one.text for one in verdicts if one.verdict == "below-floor"]
     if missed:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpuserve import markers, options
-from pytest_gpuserve.fixtures import gpu_cell, gpus, gpuserve_manager, sglang_server
+from pytest_gpuserve.fixtures import gpu_cell, gpus, gpuserve_manager, load, sglang_server
 
 if TYPE_CHECKING:
     from pytest_gpuserve.xdist import CellScheduling
 
-__all__ = ["gpu_cell", "gpus", "gpuserve_manager", "sglang_server"]
+__all__ = ["gpu_cell", "gpus", "gpuserve_manager", "load", "sglang_server"]
 
 _WORKER = "gpuserve_plan"
 

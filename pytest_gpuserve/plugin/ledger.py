@@ -122,6 +122,7 @@ class Ledger:
         try:
             write_json_atomic(self._folder / "run.json", self.record)
             self._reports()
+            self._floors()
         except (GpuserveError, OSError) as error:
             self.said.append(f"gpuserve: {error}")
             self.unwritten = True
@@ -183,6 +184,19 @@ class Ledger:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             workspace = os.environ.get("GITHUB_WORKSPACE")
             self.said += github.annotations(self.record, Path(workspace) if workspace else None)
+
+    def _floors(self) -> None:
+        """`--gpu-floors record`: the floors that the measurements support, as a patch beside the record."""
+        if self._plan.settings.floors != "record" or self.record is None:
+            return
+        from pytest_gpuserve.compare.floors import propose
+
+        proposal = propose(self.record, self._plan.matrices.values(), self._plan.settings.rootdir)
+        self.said += [f"floors: {text}" for text in proposal.said]
+        if proposal.patch:
+            path = self._folder / "floors.patch"
+            write_text_atomic(path, proposal.patch)
+            self.said.append(f"floors: apply with: git -C {proposal.root} apply {path}")
 
     def _comparison(self) -> str | None:
         """`--gpu-compare`: what changed against that record, for the reports; never changes the outcome."""
