@@ -292,7 +292,7 @@ def _refuse_lost_root(config: pytest.Config) -> None:
     """
     words = [str(word) for word in config.invocation_params.args]
     cwd = config.invocation_params.dir
-    if config.inipath is not None or config.rootpath == cwd or not cwd.is_relative_to(config.rootpath):
+    if config.inipath is not None or config.rootpath == cwd:
         return
     flags = {option.flag for option in TABLE}
     for flag, value in itertools.pairwise(words):

@@ -21,6 +21,7 @@ from pytest_gpuserve.model.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pytest_gpuserve.manager.handle import ServerHandle
     from pytest_gpuserve.manager.need import Need
@@ -96,9 +97,8 @@ class Manager:
         blocked = self._blocked(cell)
         if blocked is None:
             # Waited for before anything is leased: a cell that held GPUs could keep its own reference from running.
-            for reference in self.plan.needs_of(cell).references:
-                if reference in self._selected:
-                    self.result_of(reference)
+            for reference in self.plan.references_of(cell):
+                self.result_of(reference)
         return blocked
 
     def _blocked(self, cell: Cell) -> Gate | None:
@@ -121,11 +121,12 @@ class Manager:
     def _lease_alone(self, state: CellState, count: int) -> Gate:
         if len(self._live.gpus) == count and not self._live.serving:
             return Gate()
-        self._live.release()
+        self._release()
         failure = self._lease(state, count)
         return Gate() if failure is None else Gate(failure=failure)
 
     def _lease(self, state: CellState, count: int, without: frozenset[str] = frozenset()) -> Failure | None:
+        state.begin()
         quarantined = self._run.quarantined()
         allowed = [
             gpu for gpu in self.plan.gpus_for(state.cell) if gpu.uuid not in quarantined and gpu.uuid not in without
@@ -137,7 +138,7 @@ class Manager:
         # A ratio is only fair on the same GPUs: those its reference ran on come first.
         wanted = {
             str(gpu["uuid"])
-            for reference in self.plan.needs_of(state.cell).references
+            for reference in self.plan.references_of(state.cell)
             if (record := self._run.result_of(reference)) is not None
             for gpu in record.gpus
         }
@@ -145,7 +146,7 @@ class Manager:
         return self._live.lease(state.cell, count, allowed, state.record)
 
     def _start(self, state: CellState) -> Gate:
-        self._live.release()
+        self._release()
         folder = self._run.cell(state.cell.id)
         failure = self._lease(state, state.cell.gpus)
         if failure is None:
@@ -160,7 +161,7 @@ class Manager:
                 return Gate()
             failure = self._after(state, started)
         if state.handle is None:
-            self._live.release()
+            self._release()
             state.failure = failure
         return Gate(failure=failure)
 
@@ -190,7 +191,7 @@ class Manager:
             return extended(failure, "The machine is unverified: a start elsewhere would not repeat what failed.")
         if len(others) < state.cell.gpus:
             return extended(failure, "The machine is unverified: this is the baseline, and there are no other GPUs.")
-        self._live.release()
+        self._release()
         problem = self._lease(state, state.cell.gpus, used)
         if problem is not None:
             return extended(failure, f"The machine is unverified: {problem.message}")
@@ -281,7 +282,7 @@ class Manager:
         state = self.state(cell)
         state.failure = self._after(state, failure)
         if state.handle is None:
-            self._live.release()
+            self._release()
         return state.failure
 
     def stop_server(self, cell: Cell) -> tuple[dict[str, Any], Failure | None]:
@@ -289,27 +290,26 @@ class Manager:
         state = self.state(cell)
         state.handle = None
         teardown, leak = self._live.stop(state.record)
-        self._live.release()
-        if leak is not None:
-            self._note_leak(leak)
+        self._release()
         return teardown, leak
 
     def _stop(self, state: CellState) -> None:
         _, leak = self._live.stop(state.record)
         if leak is not None:
             state.leak = state.leak or leak
-            self._note_leak(leak)
 
-    def _note_leak(self, leak: Failure) -> None:
-        if leak.kind is Kind.LEAK:
-            self._run.quarantine(self._live.uuids, leak.message.splitlines()[0])
+    def _release(self) -> None:
+        """Give the GPUs up. Those that something is left on are kept out of the rest of the run."""
+        left = self._live.release()
+        if left:
+            self._run.quarantine(left, "left in use by an earlier server of this run")
 
     def end(self, cell: Cell) -> Failure | None:
         """Nothing more of this cell (or of its server) is wanted: stop and release. The leak, if there was one."""
         state = self.state(cell)
         state.handle = None
         self._stop(state)
-        self._live.release()
+        self._release()
         leak, state.leak = state.leak, None
         return leak
 
@@ -325,7 +325,7 @@ class Manager:
         """The session ends, perhaps in the middle of a cell: stop the server, and keep what is known of the cell."""
         state = self._state
         if state is None:
-            self._live.release()
+            self._release()
             return None
         leak = self.end(state.cell)
         if leak is not None:

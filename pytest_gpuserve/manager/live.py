@@ -158,13 +158,15 @@ class Live:
         given = event.get("failure")
         return teardown, Failure.from_json(given) if given else None
 
-    def release(self) -> None:
-        """Give the GPUs up. A supervisor that is gone has given them up already."""
+    def release(self) -> list[str]:
+        """Give the GPUs up; the UUIDs of those that were not free again. A supervisor that is gone has none to give."""
         supervisor, self._supervisor = self._supervisor, None
         self.gpus, self.serving, self.phase, self._spawned = (), False, "", {}
-        if supervisor is not None:
-            supervisor.release()
-            supervisor.close()
+        if supervisor is None:
+            return []
+        event = supervisor.release()
+        supervisor.close()
+        return list(event.get("quarantined", ()))
 
     def _on_event(self, event: Event) -> None:
         if event["event"] == "spawned":

@@ -85,7 +85,7 @@ class CellState:
     failure: Failure | None = None
     told: bool = False
     leak: Failure | None = None
-    began: float = field(default_factory=time.monotonic)
+    began: float | None = None
 
     def add(self, check: CheckRecord, entry: KnownBad | None = None) -> None:
         """One check is through. Its failure is the record's if it is the worst so far."""
@@ -100,6 +100,11 @@ class CellState:
             self.record.reason = check.reason
         self.record.outcome = verdict.cell_outcome(one.outcome for one in self.checks)
 
+    def begin(self) -> None:
+        """GPUs are asked for: from here on the cell takes its time. Waiting for another cell's result is none of it."""
+        if self.began is None:
+            self.began = time.monotonic()
+
     def passed(self) -> set[str]:
         """The names of the checks that ran and passed."""
         return {check.name for check in self.checks if check.outcome is Outcome.PASSED}
@@ -113,6 +118,6 @@ class CellState:
         """The record as it is written: with what took how long."""
         timings = self.record.timings
         timings["checks"] = {check.name: round(check.duration, 3) for check in self.checks}
-        if self.record.server_starts or "lease_wait" in timings:
+        if self.began is not None:
             timings["total"] = round(time.monotonic() - self.began, 3)
         return self.record

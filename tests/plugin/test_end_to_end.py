@@ -12,9 +12,10 @@ def test_every_cell_is_started_once_checked_and_recorded(project, args) -> None:
     result = project.run(*args)
     assert result.code == 0, result.text
     assert result.outcomes == dict.fromkeys(CELLS, "passed")
-    assert result.checks == {
-        (cell, check): "passed" for cell in CELLS for check in ("ready", "answers", "clean-shutdown")
-    }
+    # Whatever checks the suite has: none fails, and these are always there.
+    assert set(result.checks.values()) <= {"passed", "skipped"}
+    for cell in CELLS:
+        assert {result.checks[cell, check] for check in ("ready", "answers", "clean-shutdown")} == {"passed"}
     record = result.record
     assert record["server_starts"] == 3
     assert record["complete"] is True
@@ -32,7 +33,7 @@ def test_every_cell_is_started_once_checked_and_recorded(project, args) -> None:
     kinds = [event["event"] for event in result.events]
     assert kinds[0] == "run"
     assert kinds[-1] == "end"
-    assert kinds.count("check") == 9
+    assert kinds.count("check") == len(record["checks"]) == len(result.checks)
     assert kinds.count("cell") == 3
 
 

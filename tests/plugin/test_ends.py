@@ -42,9 +42,9 @@ def clean(project) -> None:
     wait_for(lambda: not [one for one in holders(latest / "sim" / "locks") if not one.stale])
 
 
-def start(project, *args: str) -> subprocess.Popen[bytes]:
+def start(project, *args: str, rules: str = "") -> subprocess.Popen[bytes]:
     """Pytest in the background, in the project."""
-    scenario = project.scenario()
+    scenario = project.scenario(rules)
     simulation = ["--gpu-sim", "4xsm120", "--gpu-sim-scenario", str(scenario)]
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--gpu-matrix", "tiny", *simulation, *args],
@@ -120,6 +120,17 @@ def test_a_signal_in_the_middle_of_a_test_leaves_nothing(project, number: signal
         run = read_run(project.path / ".gpuserve")
         assert run["complete"] is False, output
         assert (run["cells"][0]["outcome"], run["cells"][0]["server_starts"]) == ("not-run", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_while_a_server_starts_leaves_nothing(project, number: signal.Signals) -> None:
+    process = start(project, "-k", "baseline", rules="- {then: {phase-seconds: 5}}")
+    log = wait_for(lambda: list(project.path.glob(".gpuserve/runs/*/cells/*/server.log")))[0]
+    wait_for(lambda: log.stat().st_size)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == (2 if number is signal.SIGINT else -number)
+    clean(project)
 
 
 def test_a_dead_worker_is_infra_and_its_cell_is_not_run_again(project) -> None:

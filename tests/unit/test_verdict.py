@@ -86,7 +86,7 @@ ALL = frozenset(verdict.SHOWS)
         (entry(Kind.REJECTED), {"ready"}, Outcome.XPASSED),
         (entry(Kind.WRONG_OUTPUT), {"ready"}, None),  # a server that is ready says nothing about its output
         (entry(Kind.WRONG_OUTPUT), ALL, Outcome.XPASSED),
-        (entry(Kind.SLOW), ALL, None),  # nothing here measures
+        (entry(Kind.SLOW), ALL - {"throughput"}, None),  # nothing was measured
         (entry(Kind.HANG, mode=Mode.SKIP), ALL, None),
         (entry(Kind.HANG, phases=(Phase.WEIGHTS,)), set(), None),
     ],
