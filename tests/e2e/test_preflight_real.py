@@ -5,10 +5,12 @@ GPUSERVE_TEST_PREFLIGHT_PYTHONS names the interpreters (colon-separated); `tox -
 committed, it is what a bump of SGLang changed.
 """
 
+import atexit
 import functools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -143,6 +145,7 @@ def cells(arch: str) -> list[Cell]:
 @functools.cache
 def model_dirs() -> dict[str, Path]:
     root = Path(tempfile.mkdtemp(prefix="preflight-models-"))
+    atexit.register(shutil.rmtree, root)
     for name, config in MODELS.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(config))
