@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fault_suite import FAULTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fault_suite import Fault, Result
 
 HEAD = ("left", "GPUs", "lost", "hit")
@@ -28,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=1, metavar="N")
     parser.add_argument("--only", default="", metavar="WORDS", help="faults whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at once")
     parser.add_argument("--fast", action="store_true", help="without the slow ones")
     options = parser.parse_args()
     chosen = [one for one in FAULTS if options.only in one.name and not (options.fast and one.slow)]
@@ -38,7 +42,11 @@ def main() -> int:
         f"{'fault':<{width}}  {'right':>7}  {'  '.join(f'{word:>4}' for word in HEAD)}  {'median':>7}  {'longest':>7}"
     )
     began = time.monotonic()
-    sound = [_row(one, options.repeat, width) for one in chosen]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        work = {
+            one: [pool.submit(one.perform) for _ in range(0 if one.missing() else options.repeat)] for one in chosen
+        }
+        sound = [_row(one, [result.result() for result in results], width) for one, results in work.items()]
     print(
         f"{len(chosen)} faults x {options.repeat} in {time.monotonic() - began:.0f} s: "
         f"{'nothing left, lost or hit' if all(sound) else f'{sound.count(False)} rows are not as they should be'}"
@@ -47,18 +55,16 @@ def main() -> int:
     return 0 if all(sound) else 1
 
 
-def _row(one: Fault, repeat: int, width: int) -> bool:
-    """Performs one fault `repeat` times and prints its row; what was not right follows it."""
-    missing = one.missing()
-    if missing:
-        print(f"{one.name:<{width}}  skipped: {missing}", flush=True)
+def _row(one: Fault, results: Sequence[Result], width: int) -> bool:
+    """Prints the row of a fault; what was not right follows it."""
+    if not results:
+        print(f"{one.name:<{width}}  skipped: {one.missing()}", flush=True)
         return True
-    results: list[Result] = [one.perform() for _ in range(repeat)]
     sums = [sum(column) for column in zip(*(result.counts.numbers() for result in results), strict=True)]
     seconds = [result.seconds for result in results]
     right = sum(not result.wrong for result in results)
     print(
-        f"{one.name:<{width}}  {f'{right}/{repeat}':>7}  {'  '.join(f'{number:>4}' for number in sums)}  "
+        f"{one.name:<{width}}  {f'{right}/{len(results)}':>7}  {'  '.join(f'{number:>4}' for number in sums)}  "
         f"{statistics.median(seconds):>6.1f}s  {max(seconds):>6.1f}s",
         flush=True,
     )

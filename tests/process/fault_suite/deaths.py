@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.report.store import read_events
 
 from .run import until
+from .scene import ONE
 from .table import fault
 
 if TYPE_CHECKING:
     from .run import Run
     from .scene import Scene
 
-__all__ = ["BASELINE", "busy"]
+__all__ = ["BASELINE", "busy", "phases"]
 
 # The first test is through when the second one begins, which the fault waits for.
 BUSY = """
@@ -75,11 +77,50 @@ def interrupt_twice(scene: Scene) -> None:
     scene.matrix("limits: {draining: {stall: 2}}")
     run = busy(scene, rules="- {then: {ignore-sigterm: true}}")
     run.signal(signal.SIGINT, group=True)
-    run.until(lambda: any(b'"draining"' in note.read_bytes() for note in scene.locks.glob("*.note.json")), "draining")
+    run.until(lambda: "draining" in phases(scene), "the server is being stopped")
     run.signal(signal.SIGINT, group=True)
     assert run.wait(30) != 0
     assert run.record["complete"] is False
     assert run.checked("test_quick")["outcome"] == "passed"
+
+
+@fault("Ctrl-C with xdist", slow=True)
+def interrupt_workers(scene: Scene) -> None:
+    run = busy(scene, "test_mine.py", "-n", "2", "-k", "baseline or graphs")
+    run.signal(signal.SIGINT, group=True)
+    assert run.wait(60) == 2
+    assert run.record["complete"] is False
+    assert run.checked("test_quick")["outcome"] == "passed"
+
+
+@fault("kill -9 of pytest while its server starts", slow=True)
+def kill_pytest_starting(scene: Scene) -> None:
+    run = scene.start(*ONE, "--gpu-stall=20", rules="- {then: {phase-seconds: 2}}")
+    run.until(lambda: "weights" in phases(scene), "the server loads its weights")
+    run.signal(signal.SIGKILL)
+    assert run.wait(15) == -signal.SIGKILL
+    assert run.outcomes() == {"baseline": "not-run"}
+
+
+@fault("kill -9 of pytest while it waits for a GPU", gpus=1, slow=True)
+def kill_pytest_waiting(scene: Scene) -> None:
+    first = busy(scene)
+    second = scene.start(*ONE)
+    second.until(
+        lambda: len(scene.processes("supervisor")) == 2 and list(scene.locks.glob("queue/*.ticket")), "it waits"
+    )
+    second.signal(signal.SIGKILL)
+    assert second.wait(15) == -signal.SIGKILL
+    until(lambda: len(scene.processes("supervisor")) == 1, "the waiting supervisor is gone", 15)
+    # The one that holds the GPU goes on.
+    assert first.code is None
+    first.signal(signal.SIGINT, group=True)
+    assert first.wait(30) == 2
+
+
+def phases(scene: Scene) -> set[str]:
+    """What the holders' notes say."""
+    return {json.loads(note.read_bytes())["phase"] for note in scene.locks.glob("*.note.json")}
 
 
 @fault("kill -9 of an xdist worker", slow=True)
@@ -142,7 +183,7 @@ _ASKS = BUSY.replace("time.sleep(120)", "sglang_server.generate('x', max_new_tok
 
 @fault("kill -9 of main while its scheduler imports")
 def kill_main_importing(scene: Scene) -> None:
-    run = scene.start(*("-k", "baseline"), "--gpu-no-control", rules="- {then: {phase-seconds: 3}}")
+    run = scene.start(*ONE, "--gpu-no-control", "--gpu-stall=20", rules="- {then: {phase-seconds: 2}}")
     # A scheduler has no name and no parent-death signal yet.
     server = run.until(lambda: _importing(scene), "a scheduler imports")
     run.remember()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .deaths import BASELINE, BUSY
+from .scene import ONE
 from .table import fault
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def test_never(sglang_server): say("reached")
 """
 
 
-@fault("-x")
+@fault("-x", slow=True)
 def exit_first(scene: Scene) -> None:
     scene.tests(FAILS)
     run = scene.run("test_mine.py", "-x")
@@ -38,7 +39,7 @@ def maxfail(scene: Scene) -> None:
     assert "not-run" in outcomes.values()
 
 
-@fault("a fixture that raises after the server is up")
+@fault("a fixture that raises after the server is up", slow=True)
 def fixture_raises(scene: Scene) -> None:
     scene.tests(
         """
@@ -54,7 +55,7 @@ def fixture_raises(scene: Scene) -> None:
     assert (failure["kind"], failure["message"]) == ("assertion", "ValueError: my own (setup)")
 
 
-@fault("pytest-timeout by signal")
+@fault("pytest-timeout by signal", slow=True)
 def timeout_by_signal(scene: Scene) -> None:
     scene.tests(BUSY)
     run = scene.run(*BASELINE, "--timeout=1.5", "--timeout-method=signal")
@@ -76,9 +77,9 @@ def timeout_by_thread(scene: Scene) -> None:
     assert run.record["complete"] is False
 
 
-@fault("a server's start is longer than the test's own limit")
+@fault("a server's start is longer than the test's own limit", slow=True)
 def start_beyond_timeout(scene: Scene) -> None:
-    run = scene.run("-k", "baseline", "--timeout=1.5", rules="- {then: {phase-seconds: 0.4}}")
+    run = scene.run(*ONE, "--timeout=1.5", rules="- {then: {phase-seconds: 0.4}}")
     assert run.code == 0
     assert run.outcomes() == {"baseline": "passed"}
     assert run.cells["baseline"]["timings"]["ready"] > 1.6

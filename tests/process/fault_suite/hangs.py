@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .scene import ONE, cells
 from .table import fault
 
 if TYPE_CHECKING:
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-ONE = ("-k", "baseline", "--gpu-no-control")
+ALONE = (*ONE, "--gpu-no-control")
 HANG = "- {then: {hang: graph-capture}}"
 
 
 def _capture_hangs(scene: Scene, stall: float) -> None:
-    run = scene.run(*ONE, f"--gpu-stall={stall:g}", rules=HANG)
+    run = scene.run(*ALONE, f"--gpu-stall={stall:g}", rules=HANG)
     assert run.code == 1
     cell = run.cells["baseline"]
     assert (cell["failure"]["kind"], cell["failure"]["phase"]) == ("hang", "graph-capture")
@@ -42,7 +43,7 @@ def capture_hangs_long(scene: Scene) -> None:
 def _capture_compiles(scene: Scene, stall: float) -> None:
     seconds = stall + 3
     run = scene.run(
-        *ONE, f"--gpu-stall={stall:g}", rules=f"- {{then: {{compile: {{phase: graph-capture, seconds: {seconds}}}}}}}"
+        *ALONE, f"--gpu-stall={stall:g}", rules=f"- {{then: {{compile: {{phase: graph-capture, seconds: {seconds}}}}}}}"
     )
     assert run.outcomes() == {"baseline": "passed"}, run.message()
     assert run.cells["baseline"]["timings"]["phases"]["graph-capture"] >= seconds
@@ -58,9 +59,9 @@ def capture_compiles_long(scene: Scene) -> None:
     _capture_compiles(scene, 20)
 
 
-@fault("a sick GPU on which everything hangs")
+@fault("a sick GPU on which everything hangs", slow=True)
 def sick_gpu(scene: Scene) -> None:
-    run = scene.run("-k", "baseline or graphs", "--gpu-stall=2", rules="- {when: {gpu: 0}, then: {hang: weights}}")
+    run = scene.run(*cells("baseline", "graphs"), "--gpu-stall=2", rules="- {when: {gpu: 0}, then: {hang: weights}}")
     assert run.code == 1
     assert run.outcomes() == {"baseline": "infra", "graphs.off": "passed"}
     assert f"hang in weights on GPU 0 ({scene.gpus[0]})" in run.message()
@@ -68,11 +69,10 @@ def sick_gpu(scene: Scene) -> None:
     assert run.cells["graphs.off"]["gpus"][0]["uuid"] == scene.gpus[1]
 
 
-@fault("a bad flag on a sound GPU")
+@fault("a bad flag on a sound GPU", slow=True)
 def bad_flag(scene: Scene) -> None:
     run = scene.run(
-        "-k",
-        "baseline or flashinfer",
+        *cells("baseline", "flashinfer"),
         "--gpu-stall=2",
         rules="- {when: {attention: flashinfer}, then: {hang: weights}}",
     )

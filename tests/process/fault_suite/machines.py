@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.gpu import sim
 from pytest_gpuserve.gpu.lease import quarantined
 
-from .deaths import busy
+from .deaths import BASELINE, busy, phases
 from .mounts import another_user
 from .places import AS_NOBODY
-from .scene import ROOT
+from .scene import ONE, ROOT
 from .table import fault
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-ONE = ("-k", "baseline")
 
 WAITS = """
 def test_quick(sglang_server): pass
@@ -35,13 +34,13 @@ def _waits(scene: Scene) -> str:
     return WAITS.replace("SAID", repr(str(scene.said)))
 
 
-@fault("NVML fails while a test runs, and works again")
+@fault("NVML fails while a test runs, and works again", slow=True)
 def nvml_fails_for_a_while(scene: Scene) -> None:
-    run = busy(scene, "test_mine.py", "-k", "baseline", tests=_waits(scene))
+    run = busy(scene, *BASELINE, tests=_waits(scene))
     run.remember()
     sim.fail(scene.machine, "Unknown Error")
     (scene.said / "go").touch()
-    run.until(lambda: _stopping(scene), "the server is being stopped")
+    run.until(lambda: "draining" in phases(scene), "the server is being stopped")
     sim.fail(scene.machine, None)
     assert run.wait(40) == 0
     assert run.outcomes() == {"baseline": "passed"}
@@ -49,7 +48,7 @@ def nvml_fails_for_a_while(scene: Scene) -> None:
 
 @fault("NVML fails while a test runs, for good")
 def nvml_fails(scene: Scene) -> None:
-    run = busy(scene, "test_mine.py", "-k", "baseline", tests=_waits(scene))
+    run = busy(scene, *BASELINE, tests=_waits(scene))
     run.remember()
     sim.fail(scene.machine, "Driver/library version mismatch")
     (scene.said / "go").touch()
@@ -60,10 +59,6 @@ def nvml_fails(scene: Scene) -> None:
     assert "Driver/library version mismatch" in run.message()
     assert "cannot be read" in scene.refusal(scene.gpus[:1])
     sim.fail(scene.machine, None)
-
-
-def _stopping(scene: Scene) -> bool:
-    return any(b'"draining"' in note.read_bytes() for note in scene.locks.glob("*.note.json"))
 
 
 @fault("NVML without lists of processes (containers): a server passes", processes=False, slow=True)
@@ -119,7 +114,7 @@ def two_users(scene: Scene) -> None:
 
 @fault("a stranger's process takes the leased GPU's memory while the server runs", gpus=1, slow=True)
 def stranger_on_the_gpu(scene: Scene) -> None:
-    run = busy(scene, "test_mine.py", "-k", "baseline", tests=_waits(scene))
+    run = busy(scene, *BASELINE, tests=_waits(scene))
     run.remember()
     stranger = scene.strangers[0]
     sim.charge(scene.machine, scene.gpus[0], stranger.pid, 3 << 30)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.gpu.notes import Note, note_path, write_json
 
 from .mounts import Mounts, another_user, fuse, no_fuse, no_mounts
+from .scene import ONE
 from .table import fault
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AS_NOBODY"]
 
-ONE = ("-k", "baseline")
 NOBODY = 65534
 # It may read everything, because the interpreter may lie in a private folder of this user's; write it may not.
 READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
@@ -60,7 +60,7 @@ def locks_missing(scene: Scene) -> None:
     assert scene.locks.stat().st_mode & 0o7777 == 0o777
 
 
-@fault("a lock directory on a read-only file system", missing=no_mounts)
+@fault("a lock directory on a read-only file system", slow=True, missing=no_mounts)
 def locks_read_only(scene: Scene) -> None:
     (scene.folder / "read-only").mkdir()
     with Mounts(f"cd {scene.project}; mount -t tmpfs -o ro,mode=777 none ../read-only", scene.project) as mounts:
@@ -79,7 +79,7 @@ def locks_on_network(scene: Scene) -> None:
     _refused(scene, "is on a network file system (fuse.sshfs)")
 
 
-@fault("a lock directory of another user", missing=another_user)
+@fault("a lock directory of another user", slow=True, missing=another_user)
 def locks_of_another_user(scene: Scene) -> None:
     scene.locks.mkdir(mode=0o755)
     scene.project.chmod(0o777)

@@ -28,7 +28,7 @@ from .run import Run, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Counts", "Scene", "Stranger"]
+__all__ = ["ONE", "ROOT", "Counts", "Scene", "Stranger", "cells"]
 
 ROOT = Path(pytest_gpuserve.__file__).parents[1]
 MIB = 1 << 20
@@ -59,6 +59,14 @@ def say(name, text=""):
     draft.write_text(str(text or os.getpid()))
     draft.replace(place)
 """
+
+
+def cells(*words: str) -> tuple[str, str]:
+    """Selects cells by words of their ids; of the built-in checks only the first and the last."""
+    return "-k", f"({' or '.join(words)}) and (ready or clean_shutdown)"
+
+
+ONE = cells("baseline")
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.gpu import sim
 from pytest_gpuserve.gpu.lease import quarantined
 
+from .scene import ONE, cells
 from .table import fault
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 __all__: list[str] = []
-
-ONE = ("-k", "baseline")
 
 
 def _rungs(run: Run) -> dict[str, int]:
@@ -43,16 +42,16 @@ def escapes(scene: Scene) -> None:
     assert run.cells["baseline"]["teardown"]["leftovers"] == []
 
 
-@fault("a server that leaves zombies")
+@fault("a server that leaves zombies", slow=True)
 def zombies(scene: Scene) -> None:
     run = scene.run(*ONE, rules="- {then: {zombies: 5, escape-session: true}}")
     assert run.outcomes() == {"baseline": "passed"}, run.message()
     assert run.cells["baseline"]["teardown"]["zombies"] >= 5
 
 
-@fault("GPU memory that stays for two seconds after the server's end")
+@fault("GPU memory that stays for two seconds after the server's end", slow=True)
 def late_memory(scene: Scene) -> None:
-    run = scene.run("-k", "baseline or graphs", rules="- {when: {graphs: 'on'}, then: {hold-memory: 2}}")
+    run = scene.run(*cells("baseline", "graphs"), rules="- {when: {graphs: 'on'}, then: {hold-memory: 2}}")
     assert run.outcomes() == {"baseline": "passed", "graphs.off": "passed"}
     assert run.cells["baseline"]["teardown"]["memory_release_seconds"] > 1.5
 
@@ -60,7 +59,7 @@ def late_memory(scene: Scene) -> None:
 @fault("GPU memory that stays for ever")
 def leak(scene: Scene) -> None:
     run = scene.run(
-        "-k", "baseline or graphs", rules="- {when: {graphs: 'on'}, then: {hold-memory: forever, memory-gib: 7}}"
+        *cells("baseline", "graphs"), rules="- {when: {graphs: 'on'}, then: {hold-memory: forever, memory-gib: 7}}"
     )
     assert run.code == 1
     assert run.outcomes() == {"baseline": "failed", "graphs.off": "passed"}
@@ -97,7 +96,7 @@ def flood(scene: Scene) -> None:
     assert time.monotonic() - began < 60
 
 
-@fault("a log of carriage returns")
+@fault("a log of carriage returns", slow=True)
 def carriage_returns(scene: Scene) -> None:
     run = scene.run(*ONE, rules="- {then: {log: no-newline}}")
     assert run.outcomes() == {"baseline": "passed"}, run.message()
