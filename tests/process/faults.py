@@ -8,6 +8,7 @@ the right one.
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from fault_suite import Fault, Result
 
+SHOWN = 3
 HEAD = ("left", "GPUs", "lost", "hit")
 
 
@@ -41,12 +43,19 @@ def main() -> int:
     print(
         f"{'fault':<{width}}  {'right':>7}  {'  '.join(f'{word:>4}' for word in HEAD)}  {'median':>7}  {'longest':>7}"
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
         work = {
             one: [pool.submit(one.perform) for _ in range(0 if one.missing() else options.repeat)] for one in chosen
         }
-        sound = [_row(one, [result.result() for result in results], width) for one, results in work.items()]
+        try:
+            sound = [_row(one, [result.result() for result in results], width) for one, results in work.items()]
+        except BaseException:
+            # Those under way come to their end and clean up; the others never begin.
+            pool.shutdown(cancel_futures=True)
+            raise
     print(
         f"{len(chosen)} faults x {options.repeat} in {time.monotonic() - began:.0f} s: "
         f"{'nothing left, lost or hit' if all(sound) else f'{sound.count(False)} rows are not as they should be'}"
@@ -68,10 +77,10 @@ def _row(one: Fault, results: Sequence[Result], width: int) -> bool:
         f"{statistics.median(seconds):>6.1f}s  {max(seconds):>6.1f}s",
         flush=True,
     )
-    for number, result in enumerate(results, 1):
-        if not result.sound:
-            text = "\n".join(filter(None, [str(result.counts), result.wrong]))
-            print(f"  {number}: " + text.replace("\n", "\n     "), flush=True)
+    bad = [(number, result) for number, result in enumerate(results, 1) if not result.sound]
+    for number, result in bad[:SHOWN]:
+        text = "\n".join(filter(None, [str(result.counts), result.wrong]))
+        print(f"  {number}: " + text.replace("\n", "\n     "), flush=True)
     return all(result.sound for result in results)
 
 

@@ -224,8 +224,10 @@ class Scene:
             "--gpu-report": report,
         }
         given = [str(word) for option in options.items() for word in option]
+        # Signals that whoever runs the suite ignores (nohup, a shell's background job) stay ignored in what is started.
+        plain = ("env", "--default-signal")
         run = Run(
-            [*via, sys.executable, "-m", "pytest", *_plugin(), "-v", "-p", "no:cacheprovider", *given, *args],
+            [*plain, *via, sys.executable, "-m", "pytest", *_plugin(), "-v", "-p", "no:cacheprovider", *given, *args],
             cwd=self.project,
             env=environment,
             output=self.folder / f"output-{number}",
