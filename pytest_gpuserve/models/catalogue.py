@@ -218,6 +218,7 @@ CATALOGUE = (
             topk_group=1,
             routed_scaling_factor=2.827,
             rope_theta=50000.0,
+            rms_norm_eps=1e-5,
         ),
         cut=(
             "61 layers to 2, of which 1 dense",

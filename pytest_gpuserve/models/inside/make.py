@@ -41,8 +41,8 @@ def _seed(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "little")
 
 
-def _bytes(tensor: Any) -> bytes:
-    raw: bytes = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+def _raw(tensor: Any) -> memoryview:
+    raw: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
     return raw
 
 
@@ -54,21 +54,21 @@ class Pool:
         self.normal = torch.randn(POOL, generator=self.generator)
         self.stored: dict[tuple[str, float], Any] = {}
 
-    def draw(self, tensor: Tensor) -> Iterator[bytes]:
-        """The random numbers of `tensor`, as raw bytes in pieces."""
+    def draw(self, tensor: Tensor) -> Iterator[memoryview]:
+        """The random numbers of `tensor`, as pieces of the pool: gigabytes are written that were never copied."""
         key = (tensor.kind, tensor.std)
         if key not in self.stored:
             if tensor.kind == "bits":
                 numbers = torch.randint(0, 256, (POOL,), generator=self.generator, dtype=torch.uint8)
             else:
                 numbers = (self.normal * tensor.std).to(_STORED[tensor.kind][1])
-            self.stored[key] = numbers.view(torch.uint8).numpy()
+            self.stored[key] = _raw(numbers)
         raw = self.stored[key]
         size = raw.nbytes // POOL
         count, offset = math.prod(tensor.shape), _seed(tensor.name) % POOL
         while count:
             take = min(count, POOL - offset)
-            yield raw[offset * size : (offset + take) * size].tobytes()
+            yield raw[offset * size : (offset + take) * size]
             count, offset = count - take, 0
 
 
@@ -82,13 +82,13 @@ def _scales(tensor: Tensor) -> Any:
     return ((spread * 0.75 + 0.65) * tensor.value).to(_STORED[tensor.kind][1])
 
 
-def _content(tensor: Tensor, pool: Pool) -> Iterator[bytes]:
+def _content(tensor: Tensor, pool: Pool) -> Iterator[memoryview]:
     if tensor.kind in ("scale-f32", "scale-fp8", "e8m0"):
-        yield _bytes(_scales(tensor))
+        yield _raw(_scales(tensor))
     elif tensor.std or tensor.kind == "bits":
         yield from pool.draw(tensor)
     else:
-        yield _bytes(torch.full((math.prod(tensor.shape),), tensor.value, dtype=_STORED[tensor.kind][1]))
+        yield _raw(torch.full((math.prod(tensor.shape),), tensor.value, dtype=_STORED[tensor.kind][1]))
 
 
 def make(folder: Path, seed: int = 0) -> None:
