@@ -1,0 +1,93 @@
+"""Measurement on a real SGLang (its CPU engine): the plugin's throughput is bench_serving's, and the canary is quiet.
+
+Needs GPUSERVE_TEST_SERVER_PYTHON. bench_serving runs in the same environment, against the same server, in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+SERVER_PYTHON = os.environ.get("GPUSERVE_TEST_SERVER_PYTHON", "")
+ROOT = Path(__file__).parents[2]
+SHIM = ROOT / "tests" / "envs" / "sglang-cpu-shim"
+MATRIX = """
+schema: 1
+arch: [cpu]
+defaults:
+  flags: {disable-cuda-graph: true, max-total-tokens: 4096, mem-fraction-static: 0.3}
+  # One thread: two that wait for each other on a busy machine are most of the noise.
+  env: {SGLANG_USE_CPU_ENGINE: "1", OMP_NUM_THREADS: "1"}
+models: {tiny-llama: {shape: tiny-llama}}
+axes:
+  attention: {torch_native: {flags: {attention-backend: torch_native}}}
+  dtype:
+    bf16: {}
+    fp16: {flags: {dtype: float16}}
+baseline: {attention: torch_native, dtype: bf16}
+loads:
+  agree: {concurrency: 2, input: 32, output: 64, windows: 3}
+"""
+AGREE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, ROOT)
+from benchmarks.bench_load import bench_serving
+
+def test_agree(sglang_server, load, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", sglang_server.api_key)
+    ours, theirs = [], []
+    for _ in range(5):
+        ours.append(load("agree")["output_throughput"].median)
+        model = Path(sglang_server.info["model_path"])
+        theirs.append(bench_serving(PYTHON, model, sglang_server.url, 2, 64, requests=16))
+    Path("speeds.json").write_text(json.dumps([ours, theirs]))
+"""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not SERVER_PYTHON, reason="GPUSERVE_TEST_SERVER_PYTHON names no environment with SGLang"),
+]
+
+
+def run(folder: Path, *arguments: str) -> tuple[dict, str]:
+    """Pytest with the plugin in `folder`; its record and what it printed."""
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (folder / "matrices").mkdir(exist_ok=True)
+    (folder / "matrices" / "tiny.yaml").write_text(MATRIX)
+    words = [sys.executable, "-m", "pytest", "--gpu-matrix", "tiny", f"--gpu-server-python={SERVER_PYTHON}"]
+    words += ["--gpu-server-env", f"PYTHONPATH={SHIM}", f"--gpu-lock-dir={folder / 'locks'}", "-rs", *arguments]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=1800)
+    latest = folder / ".gpuserve" / "runs" / "latest" / "run.json"
+    return json.loads(latest.read_text()) if latest.exists() else {}, done.stdout + done.stderr
+
+
+def test_output_throughput_is_bench_servings(tmp_path) -> None:
+    (tmp_path / "test_agree.py").write_text(
+        AGREE.replace("ROOT", repr(str(ROOT))).replace("PYTHON,", f"{SERVER_PYTHON!r},")
+    )
+    record, text = run(tmp_path, "test_agree.py", "-k", "baseline")
+    assert [check["outcome"] for check in record["checks"]] == ["passed"], text
+    ours, theirs = json.loads((tmp_path / "speeds.json").read_text())
+    print(f"plugin {ours}, bench_serving {theirs}")
+    assert median(ours) == pytest.approx(median(theirs), rel=0.05), (ours, theirs)
+
+
+def test_two_sound_dtypes_pass_every_check(tmp_path) -> None:
+    record, text = run(tmp_path)
+    outcomes = {cell["id"]: cell["outcome"] for cell in record["cells"]}
+    assert outcomes == {"cpu-tiny-llama-baseline": "passed", "cpu-tiny-llama-dtype.fp16": "passed"}, text
+    same, other = (cell["output"] for cell in record["cells"])
+    assert {part["mean"] for part in same["parts"].values()} == {0}
+    assert same["cached_tokens"] == 4 * 192
+    assert other["compared_with"] == "cpu-tiny-llama-baseline"
+    for part in other["parts"].values():
+        assert 0 < part["mean"] < part["mean_limit"]
+        assert 0 < part["p99"] < part["p99_limit"]
+    assert same["long_context"] > 1500
