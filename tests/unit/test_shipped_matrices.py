@@ -1,0 +1,208 @@
+"""The shipped matrices and the shipped known-bad list: loadable, clean, of a nightly size, and with what was promised."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from pytest_gpuserve.engine import argv
+from pytest_gpuserve.matrix.expand import expand
+from pytest_gpuserve.matrix.find import packaged_dir
+from pytest_gpuserve.matrix.known_bad import load_known_bad, matching
+from pytest_gpuserve.matrix.schema import load_matrix
+from pytest_gpuserve.matrix.validate import validate
+from pytest_gpuserve.model.failure import Failure, Kind
+from pytest_gpuserve.model.knownbad import KnownBad
+from pytest_gpuserve.model.phase import Phase
+
+PATHS = {path.stem: path for path in sorted(packaged_dir().glob("*.yaml")) if path.stem != "known_bad"}
+KNOWN_BAD = packaged_dir() / "known_bad.yaml"
+ARCHS = ("cpu", "sm100", "sm103", "sm120", "sm121", "sm89", "sm90")
+RELEASES = ("0.5.6", "0.5.10.post1", "0.5.13", "0.5.17", "0.5.20", "0.5.23")
+ENTRIES = load_known_bad([KNOWN_BAD])
+# The day they were written: that an entry is due for review is the validate command's business.
+THAT_DAY = date(2026, 11, 29)
+
+
+def cells_of(name, sglang="0.5.17"):
+    return {cell.id: cell for cell in expand(load_matrix(PATHS[name]), name, versions={"sglang": sglang})}
+
+
+def entry(name: str) -> KnownBad:
+    return next(entry for entry in ENTRIES if entry.id == name)
+
+
+def test_there_is_a_matrix_for_each_arch_and_it_is_for_that_arch():
+    assert tuple(PATHS) == ARCHS
+    assert {name: load_matrix(path).archs for name, path in PATHS.items()} == {arch: (arch,) for arch in ARCHS}
+
+
+def test_they_are_clean_together_without_a_warning():
+    """Warnings too: a level that fits no model, two entries for one failure, an entry that no cell can meet."""
+    assert [str(problem) for problem in validate(PATHS.values(), [KNOWN_BAD], today=THAT_DAY)] == []
+
+
+@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("sglang", RELEASES)
+def test_a_night_is_at_most_sixty_cells(name, sglang):
+    cells = cells_of(name, sglang)
+    assert 0 < len(cells) <= 60
+    assert any(cell.is_baseline and not cell.not_applicable for cell in cells.values())
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_no_model_that_must_be_downloaded_runs_unless_it_is_there(name):
+    for model in load_matrix(PATHS[name]).models.values():
+        assert model.shape or model.optional, f"{name}: {model.name}"
+
+
+def test_every_entry_says_where_it_comes_from_and_when_it_is_looked_at_again():
+    for one in ENTRIES:
+        assert one.source and one.grade and one.issue and one.reason and one.added and one.review_by, one.id
+        assert set(one.grade.split("+")) <= {"S", "M", "R"}, one.id
+
+
+def test_an_entry_from_sglangs_own_checks_is_strict_and_one_of_a_single_reporter_is_not():
+    for one in ENTRIES:
+        if one.expect.kind is Kind.REJECTED:
+            assert one.strict, one.id
+        if not one.confirmed:
+            assert not one.strict, one.id
+
+
+def test_entries_hold_for_other_peoples_matrices():
+    """They name flags, variables and what a model is, never an axis or a model of these files."""
+    for one in ENTRIES:
+        own = [name for name in one.when.names if name not in ("arch", "gpus") and "." not in name]
+        assert not own, one.id
+
+
+def launch(cell):
+    return " ".join(argv(cell, python="python", version="0.5.17", model_path="MODEL"))
+
+
+# As reported from 8 x RTX PRO 6000 (the flags, and the variables of NCCL).
+KIMI = ("--tp-size 8", "--attention-backend triton", "--num-continuous-decode-steps 4", "--disable-custom-all-reduce")
+KIMI_NCCL = {"NCCL_MIN_NCHANNELS": "16", "NCCL_NTHREADS": "512", "NCCL_BUFFSIZE": "16777216"}
+GLM = (
+    "--tp-size 8",
+    "--mem-fraction-static 0.92",
+    "--max-running-requests 1024",
+    "--kv-cache-dtype auto",
+    "--quantization modelopt_fp4",
+    "--attention-backend flashinfer",
+    "--fp8-gemm-backend cutlass",
+    "--nsa-decode-backend trtllm",
+    "--nsa-prefill-backend trtllm",
+    "--moe-runner-backend flashinfer_cutlass",
+    "--disable-cuda-graph",
+    "--disable-radix-cache",
+)
+GLM_NCCL = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "5", "NCCL_MIN_NCHANNELS": "8"}
+
+
+def missing(cell, flags, env):
+    words = launch(cell)
+    return [flag for flag in flags if flag not in words], {k: v for k, v in env.items() if cell.env.get(k) != v}
+
+
+def test_the_launches_from_the_field_are_cells():
+    cells = cells_of("sm120")
+    assert missing(cells["sm120-kimi-k2.5-decode-steps.4+nccl.tuned"], KIMI, KIMI_NCCL) == ([], {})
+    assert missing(cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm"], GLM, GLM_NCCL) == ([], {})
+    assert not any(cell.not_applicable for cell in cells.values() if cell.model.name in ("kimi-k2.5", "glm-5-nvfp4"))
+
+
+def test_so_are_the_experiments_that_failed():
+    cells = cells_of("sm120")
+    flashinfer = cells["sm120-kimi-k2.5-attention.flashinfer+decode-steps.4+nccl.tuned"]
+    wanted = [flag.replace("triton", "flashinfer") for flag in KIMI]
+    assert missing(flashinfer, wanted, KIMI_NCCL) == ([], {})
+    tree = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.tree"]
+    assert missing(tree, GLM, {**GLM_NCCL, "NCCL_ALGO": "Tree"}) == ([], {})
+    wide = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.wide"]
+    changed = {**GLM_NCCL, "NCCL_MIN_NCHANNELS": "32", "NCCL_BUFFSIZE": "8388608"}
+    assert missing(wide, GLM, changed) == ([], {})
+
+
+def test_a_flag_that_no_code_reads_carries_a_note_which_the_plan_shows():
+    for name in ARCHS:
+        for cell in cells_of(name).values():
+            if "num-continuous-decode-steps" in cell.flags:
+                assert any("no code" in note for note in cell.notes), cell.id
+
+
+def test_the_hang_that_was_reported_is_expected_as_reported():
+    cell = cells_of("sm120")["sm120-kimi-k2.5-attention.flashinfer"]
+    hangs = [one for one in matching(ENTRIES, cell, {"sglang": "0.5.17"}) if one.expect.kind is Kind.HANG]
+    assert [(one.confirmed, one.strict, one.expect.phases) for one in hangs] == [(False, False, (Phase.GRAPH_CAPTURE,))]
+
+
+# What SGLang itself printed: the preflight of these releases, and starts on an H200 with 0.5.17.
+SAID = [
+    (
+        "KB-0001",
+        Kind.CRASH,
+        Phase.KV_CACHE,
+        "AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please",
+    ),
+    (
+        "KB-0004",
+        Kind.CRASH,
+        Phase.GRAPH_CAPTURE,
+        "Exception: Capture cuda graph failed: NCCL error: invalid usage (run",
+    ),
+    (
+        "KB-0004",
+        Kind.CRASH,
+        Phase.DIST_INIT,
+        "Error : no algorithm/protocol available for function AllGather with datatype ncclInt8. NCCL_ALGO was set to Tree.",
+    ),
+    (
+        "KB-0040",
+        Kind.CRASH,
+        Phase.DIST_INIT,
+        "No algorithm/protocol nor symKernelId available for function Broadcast with datatype ncclInt8.",
+    ),
+    (
+        "KB-0002",
+        Kind.REJECTED,
+        Phase.IMPORT,
+        "launch_server.py: error: unrecognized arguments: --nsa-prefill-backend trtllm --nsa-decode-backend trtllm",
+    ),
+    (
+        "KB-0003",
+        Kind.CRASH,
+        Phase.WARMUP,
+        "tvm.error.InternalError: Error in function 'TllmGenFmhaRunner' at fmhaRunner.cuh:37: Unsupported architecture",
+    ),
+    (
+        "KB-0003",
+        Kind.CRASH,
+        Phase.GRAPH_CAPTURE,
+        "ValueError: multi_ctas_kv_counter_buffer is only supported by the trtllm-gen backend",
+    ),
+    (
+        "KB-0010",
+        Kind.CRASH,
+        Phase.GRAPH_CAPTURE,
+        "cutlass_mla_decode is only supported on compute capability 10.0, but found sm version 90",
+    ),
+    ("KB-0009", Kind.CRASH, Phase.KV_CACHE, "AttributeError: 'ModelConfig' object has no attribute 'kv_lora_rank'"),
+    (
+        "KB-0032",
+        Kind.CRASH,
+        Phase.KV_CACHE,
+        "ValueError: GLM DSA with FP8 KV cache on NVIDIA SM120/SM121 supports only flashinfer_sparse_mla (default) or "
+        "triton_sparse_mla (prefill), but got ['trtllm'].",
+    ),
+    ("KB-0029", Kind.CRASH, Phase.WARMUP, "mm_fp4 does not support backend 'trtllm' with capability 120"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "phase", "text"), SAID)
+def test_an_entry_knows_what_was_really_said(name, kind, phase, text):
+    one = entry(name)
+    assert one.expect.explains(Failure.of(kind, phase, text))
+    assert not one.expect.explains(Failure.of(kind, phase, "CUDA out of memory"))
