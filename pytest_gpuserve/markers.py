@@ -88,9 +88,10 @@ def throughput_floors(node: pytest.Item, load: str) -> tuple[Floor, ...]:
     floors = []
     for mark in node.iter_markers("throughput_floor"):
         args, given = arguments(mark)
+        file, line, _ = node.location
+        floor = _floor(args, given, load, file=file, line=(line or 0) + 1)
         if given.get("load", load) == load:
-            file, line, _ = node.location
-            floors.append(_floor(args, given, load, file=file, line=(line or 0) + 1))
+            floors.append(floor)
     return tuple(floors)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.measuring import loads_of
 from pytest_gpuserve.manager.prepare import axes_elsewhere
-from pytest_gpuserve.markers import arguments
+from pytest_gpuserve.markers import arguments, throughput_floors
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.predicate import Predicate
 from pytest_gpuserve.plugin.work import cell_of, stage_of
@@ -92,6 +92,10 @@ class Collection:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every test that uses a fixture of ours, through whatever other fixtures, runs once a cell."""
+        if throughput_floors(metafunc.definition, "") and "load" not in metafunc.fixturenames:
+            pytest.fail(
+                "@pytest.mark.throughput_floor is about the fixture `load`, which this test does not use", pytrace=False
+            )
         if "gpu_cell" in metafunc.fixturenames:
             cells = self._cells_for(metafunc.definition)
             ids = self._ids if len(cells) == len(self._ids) else [cell.id for cell in cells]
