@@ -112,7 +112,8 @@ class Manager:
             if closed is not None:
                 return Gate(Outcome.NOT_RUN, closed)
             seconds = self.plan.settings.lock_timeout
-            return Gate(Outcome.BLOCKED, f"no result of the baseline {baseline.id} within {seconds:.0f} s")
+            none = f"none within {seconds:.0f} s, or it could not be written"
+            return Gate(Outcome.BLOCKED, f"no result of the baseline {baseline.id}: {none}")
         if not verdict.blocks(result):
             return None
         what = f"{result.failure.kind} in {result.failure.phase}" if result.failure else result.reason
@@ -245,6 +246,10 @@ class Manager:
                 return None
             self._done[cell_id] = found
         return self._done[cell_id]
+
+    def last_words(self, cell: Cell, text: str) -> None:
+        """This process is about to end in the middle of a test: why, for a controller that only sees it vanish."""
+        self._run.leave(cell.id, text)
 
     def watch(self, *, armed: bool) -> None:
         """A check is running against the server, or no more: its lack of progress is judged only then."""

@@ -22,6 +22,7 @@ __all__ = ["Run"]
 
 _POLL = 0.1
 _UNWRITTEN = "unwritten"
+_LAST_WORDS = "last-words.txt"
 
 
 class Run:
@@ -59,6 +60,18 @@ class Run:
             record.notes.append(f"this record is in no file of its own: {error}")
             with suppress(OSError):
                 (folder / _UNWRITTEN).touch()
+
+    def leave(self, cell_id: str, text: str) -> None:
+        """The last words of a worker that ends itself in that cell."""
+        with suppress(OSError):
+            (self.cell(cell_id) / _LAST_WORDS).write_text(text)
+
+    def last_words(self, cell_id: str) -> str:
+        """What a worker left; empty if it was ended from outside."""
+        try:
+            return (self.cell(cell_id) / _LAST_WORDS).read_text()
+        except OSError:
+            return ""
 
     def wait_for(self, cell_id: str, seconds: float) -> CellRecord | None:
         """The record of a cell that another worker runs; None after `seconds`, when the run is being stopped, or if the

@@ -13,7 +13,6 @@ import pytest
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.prepare import prepare, settle
 from pytest_gpuserve.manager.run import Run
-from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.plugin import active
 from pytest_gpuserve.plugin.ledger import Ledger
 from pytest_gpuserve.plugin.live_line import LiveLine
@@ -150,11 +149,10 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        """An xdist worker died in a test: `infra`, and whoever waits for the cell must hear of it."""
+        """An xdist worker died in a test, and whoever waits for the cell must hear of it."""
         if self._ledger is not None:
-            reason = self._ledger.crashed(crashitem, str(report.longrepr))
-            report.longrepr = reason
-            report.gpuserve_outcome = str(Outcome.INFRA)  # type: ignore[attr-defined]
+            outcome, report.longrepr = self._ledger.crashed(crashitem, str(report.longrepr))
+            report.gpuserve_outcome = str(outcome)  # type: ignore[attr-defined]
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport

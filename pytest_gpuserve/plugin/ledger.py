@@ -90,28 +90,33 @@ class Ledger:
         self._cells[record.id] = record
         self._events.write("cell", **record.to_json())
 
-    def crashed(self, nodeid: str, said: str) -> str:
-        """A worker died in this test. Returns the message that stands for the test's report."""
-        message = f"infra: {said}; the rest of its cell is not run"
+    def crashed(self, nodeid: str, said: str) -> tuple[Outcome, str]:
+        """A worker died in this test: `infra`, unless it said that the test timed out, which is the test's failure.
+
+        Returns the outcome and the message that stand for the test's report.
+        """
         cell_id = schedule.cell_in(nodeid, self._plan.by_id)
+        words = self._run.last_words(cell_id) if cell_id else ""
+        outcome, kind = (Outcome.FAILED, Kind.ASSERTION) if words else (Outcome.INFRA, Kind.INFRA)
+        message = f"{words or f'infra: {said}'}; the rest of its cell is not run"
         if cell_id is None:
-            return message
-        failure = Failure.of(Kind.INFRA, Phase.SERVING, message)
+            return outcome, message
+        failure = Failure.of(kind, Phase.SERVING, message)
         check = {
             "name": name_of(nodeid, cell_id),
             "cell": cell_id,
-            "outcome": str(Outcome.INFRA),
+            "outcome": str(outcome),
             "duration": 0.0,
             "failure": failure.to_json(),
             "nodeid": nodeid,
             "reason": message,
         }
         record = self._unfinished(cell_id)
-        record.outcome, record.failure, record.reason = Outcome.INFRA, failure, message
+        record.outcome, record.failure, record.reason = outcome, failure, message
         self.hear({"check": check, "cell": record.to_json()})
         # A delta in another worker may be waiting for exactly this cell.
         self._run.keep(record)
-        return message
+        return outcome, message
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,10 @@ class Runner:
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
         """A test of ours that takes too long says where it was."""
         check = self._check
-        return None if check is None else timeouts.arm(item, settings, lambda: self.manager.where(check.work.cell))
+        if check is None:
+            return None
+        manager, cell = self.manager, check.work.cell
+        return timeouts.arm(item, settings, lambda: manager.where(cell), lambda text: manager.last_words(cell, text))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

@@ -26,10 +26,11 @@ def name(error: BaseException | None, where: str) -> None:
         error.msg = f"{error.msg.rstrip('.')} in {where}"
 
 
-def arm(item: pytest.Item, settings: Any, where: Callable[[], str]) -> bool | None:
+def arm(item: pytest.Item, settings: Any, where: Callable[[], str], leave: Callable[[str], None]) -> bool | None:
     """For `pytest_timeout_set_timer`: the `thread` method's timer, with a line that names `where`.
 
-    None, so that pytest-timeout sets its own, for the other method.
+    An xdist worker's terminal is nobody's: `leave` keeps the line for the controller. None, so that pytest-timeout sets
+    its own timer, for the other method.
     """
     if settings.method != "thread":
         return None
@@ -38,7 +39,9 @@ def arm(item: pytest.Item, settings: Any, where: Callable[[], str]) -> bool | No
     def over() -> None:
         place = where()
         if place and (settings.disable_debugger_detection or not pytest_timeout.is_debugging()):
-            sys.stderr.write(f"Timeout (>{settings.timeout:g}s) in {place}\n")
+            text = f"Timeout (>{settings.timeout:g}s) from pytest-timeout in {place}"
+            leave(text)
+            sys.stderr.write(f"{text}\n")
         pytest_timeout.timeout_timer(item, settings)
 
     timer = threading.Timer(settings.timeout, over)

@@ -77,6 +77,16 @@ def timeout_by_thread(scene: Scene) -> None:
     assert run.record["complete"] is False
 
 
+@fault("pytest-timeout by thread in an xdist worker", slow=True)
+def timeout_in_worker(scene: Scene) -> None:
+    scene.tests(BUSY)
+    run = scene.run("test_mine.py", "-n2", "-k", "baseline or graphs", "--timeout=3", "--timeout-method=thread")
+    assert run.code == 1
+    assert run.outcomes() == {"baseline": "failed", "graphs.off": "passed"}
+    assert "Timeout (>3s) from pytest-timeout in sm120-m-baseline, in phase serving" in run.message()
+    assert run.record["complete"] is True
+
+
 @fault("a server's start is longer than the test's own limit", slow=True)
 def start_beyond_timeout(scene: Scene) -> None:
     run = scene.run(*ONE, "--timeout=1.5", rules="- {then: {phase-seconds: 0.4}}")

@@ -52,6 +52,28 @@ def disk_full(scene: Scene) -> None:
     scene.runs.remove(run)
 
 
+@fault(
+    "the disk under the report directory is full, while another worker waits for the result",
+    missing=no_mounts,
+    slow=True,
+)
+def disk_full_waited_for(scene: Scene) -> None:
+    report = scene.project / "report-0"
+    scene.tests(FILLS.replace("REPORT", repr(str(report))))
+    with Mounts("mkdir report-0 && mount -t tmpfs -o size=2m small report-0", scene.project) as mounts:
+        run = scene.start("test_mine.py", "-n2", "-k", "baseline or graphs", via=mounts.via, place=mounts.place)
+        run.disk_full = True
+        run.until(lambda: run.checked("test_first"), "the first result")
+        run.remember()
+        assert run.wait(60) == 1
+        assert "INTERNALERROR" not in run.text
+        assert "sm120-m-graphs.off  blocked" in run.text
+        assert "it could not be written" in run.text
+        lost = run.lost()
+        assert not lost, lost
+    scene.runs.remove(run)
+
+
 @fault("a lock directory that is not there, nor its parent", slow=True)
 def locks_missing(scene: Scene) -> None:
     scene.locks = scene.folder / "not" / "there"
