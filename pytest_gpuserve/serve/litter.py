@@ -58,19 +58,17 @@ def remove_remains(path: str) -> bool:
         file = Path(_SHM, name)
         with contextlib.suppress(OSError):
             stat = file.lstat()
-            if name not in in_use and stat.st_uid == os.getuid() and str(stat.st_ino) == inode:
+            if stat.st_ino not in in_use and stat.st_uid == os.getuid() and str(stat.st_ino) == inode:
                 file.unlink()
     return remove_folder(path)
 
 
-def _in_use(folder: str, pids: Iterable[int] | None = None) -> set[str]:
-    """The names in `folder` that processes (these, or all) have open or mapped."""
-    prefix = f"{folder}/"
-    return {
-        path.removeprefix(prefix)
-        for pid in (procs.all_pids() if pids is None else pids)
-        for path in procs.opened(pid, prefix)
-    }
+def _in_use(folder: str, pids: Iterable[int] | None = None) -> set[int]:
+    """The inodes of files in `folder` that processes (these, or all) have open or mapped."""
+    found: set[int] = set()
+    for pid in procs.all_pids() if pids is None else pids:
+        found |= procs.opened(pid, f"{folder}/")
+    return found
 
 
 class SharedMemory:
@@ -80,7 +78,7 @@ class SharedMemory:
         self._folder = folder
         self._list = Path(tmpdir, _SHM_LIST)
         self._before = self._listing()
-        self._used: set[str] = set()
+        self._used: dict[str, int] = {}
 
     def _listing(self) -> dict[str, int]:
         """Name → inode."""
@@ -90,20 +88,21 @@ class SharedMemory:
         except OSError:
             return {}
 
-    def _new(self) -> list[str]:
-        return [name for name, inode in self._listing().items() if self._before.get(name) != inode]
+    def _new(self) -> dict[str, int]:
+        return {name: inode for name, inode in self._listing().items() if self._before.get(name) != inode}
 
     def observe(self, pids: Iterable[int]) -> None:
         """Notes which new files these processes use, for `clean` and, in the private TMPDIR, for whoever has to clean
         in our place. Cheap while there is no new file that is not yet known.
         """
-        if set(self._new()) <= self._used:
+        new = self._new()
+        if new.items() <= self._used.items():
             return
-        self._used |= _in_use(self._folder, pids)
-        inodes = self._listing()
+        in_use = _in_use(self._folder, pids)
+        self._used |= {name: inode for name, inode in new.items() if inode in in_use}
         with contextlib.suppress(OSError):
             self._list.write_text(
-                "".join(f"{name} {inodes[name]}\n" for name in sorted(self._used & inodes.keys())), encoding="utf-8"
+                "".join(f"{name} {inode}\n" for name, inode in sorted(self._used.items())), encoding="utf-8"
             )
 
     def clean(self, pids: Collection[int]) -> tuple[list[str], list[str]]:
@@ -116,13 +115,15 @@ class SharedMemory:
             return [], []
         in_use = _in_use(self._folder)
         removed, left = [], []
-        for name in sorted(set(new) - in_use):
+        for name, inode in sorted(new.items()):
+            if inode in in_use:
+                continue
             path = Path(self._folder, name)
             named = any(int(number) in pids for number in _NUMBERS.findall(name) if len(number) < 10)
             try:
                 if path.lstat().st_uid != os.getuid():
                     continue
-                if name in self._used or named:
+                if self._used.get(name) == inode or named:
                     path.unlink()
                     removed.append(str(path))
                 else:

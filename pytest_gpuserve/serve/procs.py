@@ -7,6 +7,7 @@ processes of the server's session, those that carry its mark in their environmen
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -244,24 +245,33 @@ def listens(port: int, pids: Iterable[int]) -> bool:
     return bool(inodes) and any(f"socket:[{inode}]" in _links(pid) for pid in pids for inode in inodes)
 
 
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return []
+
+
 def _links(pid: int) -> set[str]:
     links = set()
-    try:
-        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
-            try:
-                links.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115
-            except OSError:
-                continue
-    except OSError:
-        return links
+    for name in _names(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            links.add(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115
     return links
 
 
-def opened(pid: int, prefix: str) -> set[str]:
-    """The files under `prefix` that a process has open or mapped, by the path it knows them by."""
-    paths = {link for link in _links(pid) if link.startswith(prefix)}
+def opened(pid: int, prefix: str) -> set[int]:
+    """The inodes of the files under `prefix` that a process has open or mapped.
+
+    Not their paths: `sem_open` maps a file under another name than the one it leaves (glibc links it afterwards).
+    """
+    inodes = set()
+    for name in _names(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{name}"
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith(prefix):  # noqa: PTH115
+                inodes.add(os.stat(link).st_ino)  # noqa: PTH116
     for line in _read(pid, "maps").splitlines():
-        place = line.find(prefix.encode())
-        if place >= 0:
-            paths.add(line[place:].decode(errors="replace"))
-    return {path.removesuffix(" (deleted)") for path in paths}
+        if prefix.encode() in line:
+            inodes.add(int(line.split(maxsplit=5)[4]))
+    return inodes
