@@ -9,10 +9,9 @@ from pytest_gpuserve.gpu import sim
 from pytest_gpuserve.gpu.lease import quarantined
 
 from .deaths import BASELINE, busy, phases
-from .mounts import another_user
-from .places import AS_NOBODY
 from .scene import ONE, ROOT
 from .table import fault
+from .users import AS_NOBODY, another_user
 
 if TYPE_CHECKING:
     from .run import Run

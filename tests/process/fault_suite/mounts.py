@@ -5,8 +5,9 @@ What lies in them is read through that process's root, and is gone with it: noth
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -86,14 +87,6 @@ def no_fuse() -> str:
 
 def fuse(place: str) -> str:
     """A script that mounts something of type fuse.sshfs that never answers, as a dead server's mount does."""
-    import shlex
-    import sys
-
     # The shell has to have the descriptor: the mount is gone when its last holder is.
     code = _FUSE.replace("PLACE", place).replace('os.open("/dev/fuse", os.O_RDWR)', "9")
     return f"exec 9<>/dev/fuse\n{shlex.quote(sys.executable)} -I -S -c {shlex.quote(code)}"
-
-
-def another_user() -> str:
-    """Why no run can be started as another user; empty if one can."""
-    return "" if os.geteuid() == 0 else "becoming another user needs root"

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve.gpu.notes import Note, note_path, write_json
 
-from .mounts import Mounts, another_user, fuse, no_fuse, no_mounts
+from .mounts import Mounts, fuse, no_fuse, no_mounts
 from .scene import ONE
 from .table import fault
+from .users import AS_NOBODY, NOBODY, another_user
 
 if TYPE_CHECKING:
     from .scene import Scene
 
-__all__ = ["AS_NOBODY"]
-
-NOBODY = 65534
-# It may read everything, because the interpreter may lie in a private folder of this user's; write it may not.
-READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *READS, "--")
+__all__: list[str] = []
 
 FILLS = """
 def test_first(sglang_server): pass
