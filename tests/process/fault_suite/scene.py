@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -24,11 +23,12 @@ from pytest_gpuserve.model.launch import LeaseRequest
 
 from . import proc
 from .run import Run, until
+from .stranger import Stranger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["ONE", "ROOT", "Counts", "Scene", "Stranger", "cells"]
+__all__ = ["ONE", "ROOT", "Counts", "Scene", "cells"]
 
 ROOT = Path(pytest_gpuserve.__file__).parents[1]
 MIB = 1 << 20
@@ -91,45 +91,6 @@ class Counts:
         )
 
 
-class Stranger:
-    """A process of somebody else's. It notes every signal; its name and its variables are like a server's."""
-
-    def __init__(self, scene: Scene, name: str, env: Mapping[str, str]) -> None:
-        self._log = scene.folder / f"stranger-{secrets.token_hex(3)}.log"
-        code = f"import sys; sys.argv[1:] = [{str(self._log)!r}]; exec(open({_BYSTANDER!r}).read())"
-        self.process = subprocess.Popen(
-            [name, "-I", "-S", "-c", code],
-            executable=sys.executable,
-            env={"PATH": os.environ.get("PATH", ""), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            cwd=scene.folder,
-            start_new_session=True,
-        )
-        assert self.process.stdout
-        self.process.stdout.readline()
-        self.pid = self.process.pid
-
-    def hits(self) -> list[str]:
-        """The signals it got, and its death."""
-        found = [f"stranger {self.pid} got {line}" for line in self._log.read_text().splitlines()]
-        if self.process.poll() is not None:
-            found.append(f"stranger {self.pid} ended with {self.process.returncode}")
-        elif (seen := proc.look(self.pid)) and seen.state == "T":
-            found.append(f"stranger {self.pid} is stopped")
-        return found
-
-    def end(self) -> None:
-        """It is ours after all."""
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout
-        self.process.stdout.close()
-
-
-_BYSTANDER = str(Path(__file__).with_name("bystander.py"))
-
-
 class Scene:
     """`gpus` GPUs for the runs, and one more on which a stranger computes. `close` gives the counts."""
 
@@ -157,9 +118,13 @@ class Scene:
         self.matrix()
         self.file("pytest.ini", "[pytest]\n")
         self.strangers = [
-            Stranger(self, "sglang::scheduler_TP0", {"GPUSERVE_RUN_ID": "another", "GPUSERVE_LEASE": "another-run"}),
             Stranger(
-                self, "python -m pytest_gpuserve.sim.server --port 30000", {"GPUSERVE_SIM_DIR": str(self.machine)}
+                self.folder, "sglang::scheduler_TP0", {"GPUSERVE_RUN_ID": "another", "GPUSERVE_LEASE": "another-run"}
+            ),
+            Stranger(
+                self.folder,
+                "python -m pytest_gpuserve.sim.server --port 30000",
+                {"GPUSERVE_SIM_DIR": str(self.machine)},
             ),
         ]
         sim.charge(self.machine, foreign, self.strangers[1].pid, 8 << 30)
