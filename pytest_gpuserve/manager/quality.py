@@ -6,6 +6,7 @@ Each takes the manager and the cell, and says what it found; evidence goes to th
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
@@ -38,6 +39,8 @@ _LONGEST_PROMPT = 1024  # of the canary: the same for every cell of a model, wha
 _LOG_BYTES = 8 << 20
 _MANY = 64
 _AT_MOST = 131_072
+_STEPS = (8_192, 32_768)
+_LONGEST_WAIT = 40.0  # s; without a moving counter a minute is a hang (`model.launch.DEFAULT_LIMITS`)
 _TAIL = 64
 _TIMEOUT = 600.0
 _WORDS = (
@@ -143,17 +146,30 @@ def concurrency(manager: Manager, cell: Cell) -> Finding:
 
 
 def long_context(manager: Manager, cell: Cell) -> Finding:
-    """One prompt near the longest that the server takes: it is answered, with numbers for its last tokens."""
-    handle = manager.server(cell)
+    """A prompt near the longest that the server takes is answered, with numbers for its last tokens.
+
+    In steps, each the beginning of the next: a prompt of a hundred thousand tokens moves no counter while it is read,
+    so a step that would take as long as a hang is not taken, and the record says where it ended.
+    """
+    handle, record = manager.server(cell), manager.state(cell).record
     target = target_of(handle.info)
     room = min(target.longest, _AT_MOST)
     size = room - max(_TAIL, room // 16)
-    low = target.vocabulary // 2
-    tokens = random.Random("long").choices(range(low, target.vocabulary), k=size)
-    raw = _sender(handle)(body_of(tokens, 8, logprobs=size - _TAIL))
-    problem = answers_problem([answer_of(0, raw)], [8])
-    manager.state(cell).record.output["long_context"] = size
-    return Finding() if problem is None else _wrong(f"a prompt of {size} tokens (of {target.longest}): {problem}")
+    tokens = random.Random("long").choices(range(target.vocabulary // 2, target.vocabulary), k=size)
+    done, seconds = 0, 0.0
+    for step in (*(step for step in _STEPS if step < size), size):
+        # Attention grows with the square: twice what the tokens alone would take.
+        if done and 2 * seconds * step / done > _LONGEST_WAIT:
+            record.notes.append(f"the long prompt ended at {done} of {size} tokens: {done} took {seconds:.0f} s")
+            break
+        began = time.monotonic()
+        raw = _sender(handle)(body_of(tokens[:step], 8, logprobs=step - _TAIL))
+        done, seconds = step, time.monotonic() - began
+        problem = answers_problem([answer_of(0, raw)], [8])
+        if problem is not None:
+            return _wrong(f"a prompt of {step} tokens (of {target.longest}): {problem}")
+    record.output["long_context"] = done
+    return Finding()
 
 
 def _sender(handle: ServerHandle) -> Any:

@@ -33,10 +33,11 @@ def rows(cell: dict) -> dict[str, dict]:
     return {row["metric"]: row for row in cell["measurements"]}
 
 
-def test_a_fast_path_that_is_8_times_slower_is_slow(project) -> None:
+@pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_a_fast_path_that_is_8_times_slower_is_slow(project, args) -> None:
     floors(project)
     slow = "{when: {attention: flashinfer}, then: {slow: 8}}"
-    result = project.run("-k", "baseline or flashinfer", rules=rules(slow))
+    result = project.run(*args, "-k", "baseline or flashinfer", rules=rules(slow))
     assert result.outcomes == {"baseline": "passed", "attention.flashinfer": "failed"}, result.text
     failure = result.cells["attention.flashinfer"]["failure"]
     assert (failure["kind"], failure["phase"]) == ("slow", "serving")
@@ -52,6 +53,25 @@ def test_a_fast_path_that_is_8_times_slower_is_slow(project) -> None:
     gpu = next(iter(baseline["telemetry"]["small"]["gpus"].values()))
     assert gpu["text"].endswith("W of 600 W")
     assert ("graphs.off", "throughput") not in result.checks
+
+
+def test_a_reference_that_is_no_baseline_is_measured_before_on_the_same_gpus(project) -> None:
+    floors(
+        project,
+        """
+  - when: {attention: flashinfer, graphs: on}
+    load: small
+    output_throughput: {at-least-ratio: 0.7, of: {attention: triton, graphs: off}}
+""",
+    )
+    # The file names flashinfer before graphs off.
+    result = project.run("-n", "2", rules=rules())
+    assert result.code == 0, result.text
+    row = rows(result.cells["attention.flashinfer"])["output_throughput"]
+    assert row["verdict"] == "ok"
+    assert "at-least 0.7 × sm120-m-graphs.off" in row["floor"]["text"]
+    assert row["floor"]["note"] == ""
+    assert result.cells["attention.flashinfer"]["gpus"] == result.cells["graphs.off"]["gpus"]
 
 
 def test_a_known_bad_entry_can_expect_it(project) -> None:
