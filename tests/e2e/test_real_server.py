@@ -1,5 +1,6 @@
-"""The main job on a real SGLang: its CPU engine, a tiny model, real processes. `tox -e real-cpu` runs this.
+"""The main job on a real SGLang, real processes. `tox -e real-cpu` runs this on the CPU engine, with a tiny model.
 
+On a machine with GPUs, GPUSERVE_TEST_MATRIX names a matrix of one baseline to use instead.
 Every run is a pytest of its own, so that it can be killed, with its own TMPDIR, lock directory and reports.
 """
 
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +24,7 @@ import pytest
 SERVER_PYTHON = os.environ.get("GPUSERVE_TEST_SERVER_PYTHON", "")
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests" / "envs" / "sglang-cpu-shim"
-BASELINE = """
+CPU_BASELINE = """
 schema: 1
 arch: [cpu]
 defaults:
@@ -31,6 +34,13 @@ models: {tiny-llama: {shape: tiny-llama}}
 axes: {attention: {torch_native: {flags: {attention-backend: torch_native}}}}
 baseline: {attention: torch_native}
 """
+
+ON_CPU = "GPUSERVE_TEST_MATRIX" not in os.environ
+BASELINE = CPU_BASELINE if ON_CPU else Path(os.environ["GPUSERVE_TEST_MATRIX"]).read_text()
+# Two cores that others use too may need minutes for the imports of SGLang.
+STARTED = 400
+# What the lease of a dead run must allow again, without the cost of a server.
+LEASE = "def test_lease(gpus):\n    assert gpus\n"
 
 pytestmark = [
     pytest.mark.real,
@@ -43,15 +53,18 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tmp = folder / "tmp"
-        self.tmp.mkdir()
+        # Short: in a longer one, ZeroMQ's sockets would not fit and the server's own would be under /tmp.
+        self.tmp = Path(tempfile.mkdtemp(prefix="gs-"))
+        self.runs: set[str] = set()
         (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
         (folder / "baseline.yaml").write_text(BASELINE)
+        (folder / "test_lease.py").write_text(LEASE)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [
             *(sys.executable, "-m", "pytest", f"--gpu-server-python={SERVER_PYTHON}"),
-            *("--gpu-server-env", f"PYTHONPATH={SHIM}", f"--gpu-lock-dir={self.folder / 'locks'}", *arguments),
+            *(("--gpu-server-env", f"PYTHONPATH={SHIM}") if ON_CPU else ()),
+            *(f"--gpu-lock-dir={self.folder / 'locks'}", *arguments),
         ]
         return subprocess.Popen(
             command,
@@ -63,7 +76,7 @@ class Project:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, limit: float = 300) -> tuple[int, str]:
+    def run(self, *arguments: str, limit: float = 600) -> tuple[int, str]:
         process = self.start(*arguments)
         try:
             output, _ = process.communicate(timeout=limit)
@@ -77,19 +90,18 @@ class Project:
         return json.loads((self.folder / ".gpuserve" / "runs" / "latest" / "run.json").read_text())
 
     def ours(self) -> list[psutil.Process]:
-        """Living processes of this project's runs: all carry its folder in their environment's TMPDIR or mark."""
-        found = []
+        """Living processes that carry the mark of one of this project's runs; a run's own processes name its folder."""
+        marked: list[tuple[str, bool, psutil.Process]] = []
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    continue
+                if process.status() != psutil.STATUS_ZOMBIE and "GPUSERVE_RUN_ID" in environment:
+                    here = environment.get("GPUSERVE_TEST_MARK") == str(self.folder)
+                    marked.append((environment["GPUSERVE_RUN_ID"], here, process))
             except psutil.Error:
                 continue
-            run = environment.get("GPUSERVE_RUN_ID")
-            if run and any(str(self.folder) in environment.get(name, "") for name in ("TMPDIR", "GPUSERVE_TEST_MARK")):
-                found.append(process)
-        return found
+        self.runs |= {run for run, here, _ in marked if here}
+        return [process for run, _, process in marked if run in self.runs]
 
     def assert_nothing_left(self, shared_memory: set[str]) -> None:
         wait_for(lambda: not self.ours(), 30, lambda: f"left: {[(p.pid, p.cmdline()) for p in self.ours()]}")
@@ -126,6 +138,7 @@ def project(tmp_path):
     yield made
     for process in made.ours():
         process.kill()
+    shutil.rmtree(made.tmp)
 
 
 @pytest.fixture
@@ -137,6 +150,7 @@ def cells_of(record: dict) -> dict[str, dict]:
     return {cell["id"]: cell for cell in record["cells"]}
 
 
+@pytest.mark.skipif(not ON_CPU, reason="the CPU engine's own matrix")
 def test_the_shipped_cpu_matrix(project, shared_memory):
     code, output = project.run("--gpu-matrix", "cpu")
     assert code == 0, output
@@ -167,18 +181,42 @@ def test_kill_9_of_pytest_leaves_nothing(project, shared_memory, moment):
     process = project.start("--gpu-matrix", "baseline.yaml", "test_wait.py")
     try:
         if moment == "serving":
-            wait_for(lambda: (project.folder / "serving").exists() or process.poll() is not None, 180)
+            wait_for(lambda: (project.folder / "serving").exists() or process.poll() is not None, STARTED)
         else:
             # The scheduler exists and imports torch: the moment at which it outlives a killed main (sglang#31645).
-            wait_for(lambda: any("spawn_main" in " ".join(p.cmdline()) for p in alive(project)), 180)
+            wait_for(lambda: any("spawn_main" in " ".join(p.cmdline()) for p in alive(project)), STARTED)
         assert process.poll() is None, process.communicate()[0]
         process.kill()
         project.assert_nothing_left(shared_memory)
     finally:
         process.kill()
         process.communicate()
-    code, output = project.run("--gpu-matrix", "baseline.yaml", "--gpu-lock-timeout", "5")
+    code, output = project.run("--gpu-matrix", "baseline.yaml", "--gpu-lock-timeout", "5", "test_lease.py")
     assert code == 0, output
+
+
+def test_two_runs_share_the_gpu_one_after_the_other(project, shared_memory):
+    """Two unrelated pytest processes want the same GPU: one waits, both serve, at no time do both."""
+    (project.folder / "test_alone.py").write_text(
+        "import pathlib, time\n"
+        "def test_alone(sglang_server):\n"
+        "    flag = pathlib.Path('serving')\n    flag.touch(exist_ok=False)\n"
+        "    assert sglang_server.generate('Once upon a time', max_new_tokens=64).completion_tokens\n"
+        "    flag.unlink()\n"
+    )
+    runs = [project.start("--gpu-matrix", "baseline.yaml", "test_alone.py") for _ in range(2)]
+    try:
+        outputs = [run.communicate(timeout=2 * STARTED)[0] for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    waits = sorted(
+        json.loads(path.read_text())["cells"][0]["timings"]["lease_wait"]
+        for path in (project.folder / ".gpuserve" / "runs").glob("2*/run.json")
+    )
+    assert waits[1] > waits[0] + 0.5
+    project.assert_nothing_left(shared_memory)
 
 
 def alive(project: Project) -> list[psutil.Process]:
@@ -242,7 +280,7 @@ def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory)
             return None
 
         found: list[int] = []
-        wait_for(lambda: bool(found) or bool((port := main_with_port()) and not found.append(port)), 60)
+        wait_for(lambda: bool(found) or bool((port := main_with_port()) and not found.append(port)), STARTED)
         occupant = socket.socket()
         occupant.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         occupant.bind(("127.0.0.1", found[0]))
