@@ -154,6 +154,40 @@ def test_a_dip_of_3_percent_under_10_percent_noise_is_inconclusive_and_visible(p
     result.run.stdout.fnmatch_lines(["SKIPPED*inconclusive: small: output_throughput is 97*more windows would decide*"])
 
 
+STRANGER = """
+import os
+from pathlib import Path
+from pytest_gpuserve.gpu import sim
+from pytest_gpuserve.manager import measuring
+
+real = measuring.Measuring._loaded
+
+def beside_a_stranger(self, handle, profile):
+    folder = Path(self._plan.probes["sm120"]["dir"])
+    sim.charge(folder, handle.gpus[0].uuid, os.getpid(), 1 << 30)
+    try:
+        return real(self, handle, profile)
+    finally:
+        sim.charge(folder, handle.gpus[0].uuid, os.getpid(), 0)
+
+measuring.Measuring._loaded = beside_a_stranger
+"""
+
+
+def test_a_strangers_process_on_the_gpu_makes_a_slow_load_invalid_and_not_slow(project) -> None:
+    floors(project)
+    project.file("conftest.py", STRANGER)
+    slow = "{when: {attention: flashinfer}, then: {slow: 8}}"
+    result = project.run("-k", "baseline or flashinfer", "-rs", rules=rules(slow))
+    assert result.outcomes == {"baseline": "passed", "attention.flashinfer": "passed"}, result.text
+    assert result.checks["attention.flashinfer", "throughput"] == "skipped"
+    row = rows(result.cells["baseline"])["output_throughput"]
+    assert row["verdict"] == "invalid"
+    assert "which is none of this server's, used GPU" in row["note"]
+    # The reference is invalid as well, and that is what is said.
+    result.run.stdout.fnmatch_lines(["SKIPPED*the measurement of sm120-m-baseline is invalid*"])
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind", "check", "told"),
     [
