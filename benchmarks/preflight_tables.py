@@ -1,4 +1,6 @@
-"""What the SGLang of several environments says of every cell of the shipped matrices, as Markdown tables.
+"""What the SGLang of several environments says of every cell of the shipped matrices, and what each bump changes.
+
+Writes Markdown: a table an arch with a column an environment, then a report from each environment to the next.
 
     python benchmarks/preflight_tables.py --python ENV/bin/python --python OTHER/bin/python [--records DIR] > tables.md
 
@@ -15,9 +17,12 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve.compare.bump import compare_preflights
+from pytest_gpuserve.compare.bump_render import markdown
 from pytest_gpuserve.matrix.expand import expand
 from pytest_gpuserve.matrix.find import packaged_dir
 from pytest_gpuserve.matrix.known_bad import load_known_bad, matching
@@ -123,6 +128,12 @@ def tables(runs: Sequence[tuple[list[dict[str, Any]], dict[str, Any]]]) -> Itera
             yield f"| {name} | {' | '.join(text.replace('|', chr(92) + '|') for text in told)} |"
 
 
+def bumps(runs: Sequence[tuple[list[dict[str, Any]], dict[str, Any]]]) -> Iterator[str]:
+    """Markdown: what each bump from one environment to the next changes for these cells."""
+    for (before, _), (after, _) in pairwise(runs):
+        yield markdown(compare_preflights(before, after))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: 0, or 1 if a refusal is neither gated by a version nor known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for records, _ in runs:
             write_records(options.records / f"preflight-{records[0]['versions']['sglang']}.json", records)
     lines = list(tables(runs))
-    print("\n".join(lines))
+    print("\n".join([*lines, "", *bumps(runs)]))
     return int(any("**not known**" in line or "unavailable" in line for line in lines))
 
 
