@@ -128,7 +128,7 @@ def answer_of(number: int, raw: Mapping[str, Any]) -> Answer:
         cached=int(meta.get("cached_tokens") or 0),
         # The first has no token before it, or none that the server has computed: always None.
         inputs=[_finite(entry[0]) for entry in (meta.get("input_token_logprobs") or ())[1:]],
-        ids=[token for _, token in pairs],
+        ids=[token for _, token in pairs] or [int(token) for token in raw.get("output_ids") or ()],
         outputs=[value for value, _ in pairs],
         top=[
             {int(entry[1]): value for entry in at or () if (value := _finite(entry[0])) is not None}
