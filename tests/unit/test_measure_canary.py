@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve.engine import Fallback
@@ -101,6 +101,7 @@ def test_answers_survive_their_file() -> None:
     assert sum(answer.cached for answer in answers) == 4 * 192
 
 
+@settings(deadline=None)
 @given(st.integers(8, 300_000), st.integers(64, 5000), st.integers(0, 99))
 def test_prompts_fit_the_model_and_are_the_same_every_time(vocabulary, longest, seed) -> None:
     plan = prompts(vocabulary, longest, seed)

@@ -6,7 +6,7 @@ import random
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve.measure.stats import judge, mad, median_error, proposed_floor
@@ -52,6 +52,7 @@ def test_verdicts(starts, bound, verdict, more_starts) -> None:
     assert (found.verdict, found.more_starts) == (verdict, more_starts)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(10, 1000), min_size=1, max_size=7), min_size=1, max_size=4), st.floats(10, 1000))
 def test_a_latencys_ceiling_is_a_floors_mirror(starts, bound) -> None:
     floor = judge(starts, bound, higher=True)
@@ -102,6 +103,7 @@ def test_spread_and_proposed_floors() -> None:
     assert proposed_floor([100.0] * 5, higher=False) == 105.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1, 1e5), min_size=1, max_size=20))
 def test_what_a_floor_was_proposed_from_meets_it(samples) -> None:
     assert judge([samples], max(proposed_floor(samples), 1e-9), higher=True).verdict == "ok"

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve.measure.stream import TokenStream
@@ -22,6 +22,7 @@ DONE = b"data: [DONE]\n\n"
 NASTY = st.text() | st.sampled_from(['"completion_tokens": 99', "\n\n", "data: {", '\\"completion_tokens\\":7'])
 
 
+@settings(deadline=None)
 @given(texts=st.lists(NASTY, min_size=1, max_size=8), cuts=st.lists(st.integers(0, 4000), max_size=30))
 def test_any_cut_of_the_stream_gives_the_same_counts(texts, cuts) -> None:
     sent = [event(number, text + "x", [number]) for number, text in enumerate(texts, 1)]

@@ -6,7 +6,7 @@ from array import array
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve.measure.window import Trace, metrics_of, percentile
@@ -57,6 +57,7 @@ def test_a_window_in_which_nothing_ends_has_no_latencies() -> None:
 times = st.lists(st.floats(0, 100), min_size=1, max_size=20).map(sorted)
 
 
+@settings(deadline=None)
 @given(st.lists(times, max_size=10), st.lists(st.integers(0, 100), min_size=2, max_size=6, unique=True).map(sorted))
 def test_neighbouring_windows_count_every_token_once(arrivals, edges) -> None:
     traces = [trace(0.0, one, None) for one in arrivals]
@@ -65,6 +66,7 @@ def test_neighbouring_windows_count_every_token_once(arrivals, edges) -> None:
     assert parts == pytest.approx(inside)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
 def test_a_percentile_lies_among_the_values(values, share) -> None:
     found = percentile(values, share)
