@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +207,34 @@ def test_an_entry_knows_what_was_really_said(name, kind, phase, text):
     one = entry(name)
     assert one.expect.explains(Failure.of(kind, phase, text))
     assert not one.expect.explains(Failure.of(kind, phase, "CUDA out of memory"))
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["matrix.md", "new-arch.md"])
+def test_the_example_of_a_page_is_a_matrix(page, tmp_path):
+    file = tmp_path / "sm120.yaml"
+    file.write_text(re.search(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[1])
+    matrix = load_matrix(file)
+    assert len(expand(matrix, matrix.archs[0], versions={"sglang": "0.5.23"})) > 1
+
+
+def test_the_page_on_known_failures_shows_an_entry_as_it_is(tmp_path):
+    file = tmp_path / "known_bad.yaml"
+    example = re.search(r"```yaml\n(.*?)```", (DOCS / "known-bad.md").read_text(), re.DOTALL)[1]
+    file.write_text("schema: 1\nentries:\n" + re.sub("^", "  ", example, flags=re.MULTILINE))
+    (shown,) = load_known_bad([file])
+    assert (shown.id, shown.when) == ("KB-0003", entry("KB-0003").when)
+
+
+def test_the_pages_count_what_there_is():
+    text = (DOCS / "known-bad.md").read_text()
+    refused = [one for one in ENTRIES if one.expect.kind is Kind.REJECTED]
+    checked = [one for one in ENTRIES if one.strict and one.expect.kind is not Kind.REJECTED]
+    assert f"{len(ENTRIES)} entries" in text
+    assert f"{len(refused)} are refusals by SGLang's arguments, {len(checked)} refusals or swaps" in text
+    table = (DOCS / "matrix.md").read_text()
+    for name in ARCHS:
+        count = len(cells_of(name))
+        assert re.search(rf"`{name}`(, `\w+`)* \| {count}\b|`{name}` \| {count}\b", table), (name, count)
