@@ -39,13 +39,14 @@ def find_matrices(names: Sequence[str], rootdir: Path, archs_here: Sequence[str]
     """The files of `names`, each once, in order. UsageError that lists what there is for a name that is none.
 
     A name is a file, else `ROOTDIR/matrices/NAME.yaml`, else the shipped one. `auto` stands for the matrices named
-    like the archs here, or else like their families (`sm121`, else `sm12x`).
+    like the archs here, or else like their families (`sm121`, else `sm12x`); the project's, of either name, before the
+    shipped ones.
     """
     there = available(rootdir)
     paths: list[Path] = []
     for name in names:
         if name == "auto":
-            paths += _of_archs(archs_here, there)
+            paths += _of_archs(archs_here, rootdir, there)
         else:
             paths.append(_of_name(name, rootdir, there))
     unique: dict[Path, Path] = {}
@@ -96,12 +97,14 @@ def _of_name(name: str, rootdir: Path, there: dict[str, Path]) -> Path:
     )
 
 
-def _of_archs(archs_here: Sequence[str], there: dict[str, Path]) -> list[Path]:
+def _of_archs(archs_here: Sequence[str], rootdir: Path, there: dict[str, Path]) -> list[Path]:
     if not archs_here:
         raise UsageError(f"'auto' is the matrix of the GPUs here, and there are none. {_listed(there)}")
     found = []
     for arch in dict.fromkeys(archs_here):
-        path = there.get(arch) or there.get(family_of(arch))
+        named = [there[name] for name in (arch, family_of(arch)) if name in there]
+        own = [path for path in named if path.parent == rootdir / "matrices"]
+        path = next(iter(own or named), None)
         if path is None:
             raise UsageError(f"'auto' found {arch} here, for which there is no matrix {arch}.yaml. {_listed(there)}")
         found.append(path)

@@ -44,7 +44,7 @@ def test_auto_is_the_matrices_of_the_archs_here_each_once(rootdir):
 @pytest.mark.parametrize(
     ("name", "archs", "message"),
     [
-        ("sm12", [], r"there is no matrix 'sm12'; did you mean 'sm120'\? There are: .*lab.*sm120.*cpu"),
+        ("sm12", [], r"there is no matrix 'sm12'; did you mean 'sm12.'\? There are: .*lab.*sm120.*cpu"),
         ("nothing-like-it", [], r"there is no matrix 'nothing-like-it' There are: "),
         ("none/sm120.yaml", [], r"the matrix file none/sm120\.yaml does not exist\. There are: "),
         ("..", [], r"there is no matrix '\.\.'"),

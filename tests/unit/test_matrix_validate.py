@@ -203,7 +203,7 @@ def test_the_shipped_files_have_no_problem():
 def test_the_reference_launches_are_cells():
     matrix = load_matrix(packaged_dir() / "sm120.yaml")
     cells = {cell.id: cell for cell in expand(matrix, "sm120", versions={"sglang": "0.5.17"})}
-    kimi = cells["sm120-kimi-k2.5-nccl.tuned"]
+    kimi = cells["sm120-kimi-k2.5-decode-steps.4+nccl.tuned"]
     assert kimi.flags["attention-backend"] == "triton"
     assert kimi.flags["num-continuous-decode-steps"] == 4
     assert kimi.flags["disable-custom-all-reduce"] is True
