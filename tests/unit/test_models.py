@@ -61,7 +61,12 @@ def test_many_at_once_make_it_once(tmp_path):
 
 def test_weights_that_cannot_be_made_say_what_ran_and_leave_nothing(tmp_path):
     with pytest.raises(MachineError, match=r"(?s)failed with exit 1: .*torch.*--gpu-server-python"):
-        make(tmp_path, ModelSpec(name="a", shape="tiny-llama"), weights=True, env={"PYTHONPATH": _without_torch(tmp_path)})
+        make(
+            tmp_path,
+            ModelSpec(name="a", shape="tiny-llama"),
+            weights=True,
+            env={"PYTHONPATH": _without_torch(tmp_path)},
+        )
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and "tiny-llama" in path.name]
 
 
