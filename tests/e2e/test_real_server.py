@@ -6,6 +6,8 @@ Every run is a pytest of its own, so that it can be killed, with its own TMPDIR,
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -35,6 +37,9 @@ axes: {attention: {torch_native: {flags: {attention-backend: torch_native}}}}
 baseline: {attention: torch_native}
 """
 
+# Loaded by its entry point where the project is installed, by name from a plain checkout.
+INSTALLED = any(point.name == "gpuserve" for point in importlib.metadata.entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "pytest_gpuserve.plugin")
 ON_CPU = "GPUSERVE_TEST_MATRIX" not in os.environ
 BASELINE = CPU_BASELINE if ON_CPU else Path(os.environ["GPUSERVE_TEST_MATRIX"]).read_text()
 # Two cores that others use too may need minutes for the imports of SGLang.
@@ -62,7 +67,7 @@ class Project:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [
-            *(sys.executable, "-m", "pytest", f"--gpu-server-python={SERVER_PYTHON}"),
+            *(sys.executable, "-m", "pytest", *PLUGIN, f"--gpu-server-python={SERVER_PYTHON}"),
             *(("--gpu-server-env", f"PYTHONPATH={SHIM}") if ON_CPU else ()),
             *(f"--gpu-lock-dir={self.folder / 'locks'}", *arguments),
         ]
@@ -180,11 +185,12 @@ def test_kill_9_of_pytest_leaves_nothing(project, shared_memory, moment):
     )
     process = project.start("--gpu-matrix", "baseline.yaml", "test_wait.py")
     try:
-        if moment == "serving":
-            wait_for(lambda: (project.folder / "serving").exists() or process.poll() is not None, STARTED)
-        else:
-            # The scheduler exists and imports torch: the moment at which it outlives a killed main (sglang#31645).
-            wait_for(lambda: any("spawn_main" in " ".join(p.cmdline()) for p in alive(project)), STARTED)
+        # The scheduler exists and imports torch: the moment at which it outlives a killed main (sglang#31645).
+        come = {
+            "importing": lambda: any("spawn_main" in " ".join(words) for words in commands(project)),
+            "serving": (project.folder / "serving").exists,
+        }[moment]
+        wait_for(lambda: come() or process.poll() is not None, STARTED)
         assert process.poll() is None, process.communicate()[0]
         process.kill()
         project.assert_nothing_left(shared_memory)
@@ -219,14 +225,11 @@ def test_two_runs_share_the_gpu_one_after_the_other(project, shared_memory):
     project.assert_nothing_left(shared_memory)
 
 
-def alive(project: Project) -> list[psutil.Process]:
+def commands(project: Project) -> list[list[str]]:
     found = []
     for process in project.ours():
-        try:
-            process.cmdline()
-        except psutil.Error:
-            continue
-        found.append(process)
+        with contextlib.suppress(psutil.Error):
+            found.append(process.cmdline())
     return found
 
 
@@ -273,8 +276,7 @@ def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory)
 
     def take() -> None:
         def main_with_port() -> int | None:
-            for process in alive(project):
-                words = process.cmdline()
+            for words in commands(project):
                 if "--port" in words and "--model-path" in words:
                     return int(words[words.index("--port") + 1])
             return None
