@@ -156,6 +156,7 @@ def test_without_a_scenario_servers_fail_as_the_known_bad_list_expects(tmp_path)
     (tmp_path / "kb.yaml").write_text(KNOWN)
     scenario = scenario_from_known_bad(load_known_bad([tmp_path / "kb.yaml"]))
     found = {a: scenario.behaviour({"flag.a": a, "flag.attention-backend": "triton"}, 0) for a in range(8)}
+    assert {one.pop("tokens-per-second") for one in found.values()} == {5000}
     crash = found[2].pop("crash")
     assert crash["phase"] == "dist-init"
     assert found == {
