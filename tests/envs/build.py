@@ -29,4 +29,4 @@ def build(folder: Path, requirements: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]).absolute(), Path(sys.argv[2])))  # noqa: T201
+    print(build(Path(sys.argv[1]).absolute(), Path(sys.argv[2])))

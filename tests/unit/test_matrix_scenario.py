@@ -175,7 +175,7 @@ def test_without_a_scenario_servers_fail_as_the_known_bad_list_expects(tmp_path)
         7: {"fallback": "torch_native"},
     }
     # The more specific entry decides alone: a server that hangs cannot also crash.
-    assert scenario.behaviour({"flag.a": 2, "arch": "sm120"}, 0) == {"hang": "weights"}
+    assert scenario.behaviour({"flag.a": 2, "arch": "sm120"}, 0) == {"tokens-per-second": 5000, "hang": "weights"}
 
 
 def test_the_simulated_text_is_what_the_entry_expects(tmp_path):

@@ -78,13 +78,13 @@ def _without_torch(tmp_path):
 
 
 def test_a_path_must_be_local_since_nothing_is_downloaded(tmp_path):
-    with pytest.raises(UsageError, match="moonshotai/Kimi-K2.5 is not a local folder"):
+    with pytest.raises(UsageError, match=r"moonshotai/Kimi-K2.5 is not a local folder"):
         make(tmp_path, ModelSpec(name="k", path="moonshotai/Kimi-K2.5"))
     assert make(tmp_path, ModelSpec(name="k", path=str(tmp_path))) == tmp_path.resolve()
 
 
 def test_a_quantization_the_shape_is_not_made_in_names_those_it_is():
-    with pytest.raises(UsageError, match="tiny-llama cannot be made with quantization nvfp4.*made in none"):
+    with pytest.raises(UsageError, match=r"tiny-llama cannot be made with quantization nvfp4.*made in none"):
         shapes.config_of("tiny-llama", quantization="nvfp4")
 
 

@@ -26,7 +26,7 @@ class _DeclareTorchvisionOperators(importlib.abc.MetaPathFinder):
                 _held.append(library)
                 for name in ("nms", "qnms"):
                     library.define(_OPERATOR.format(name))
-        return None
+        return
 
 
 sys.meta_path.insert(0, _DeclareTorchvisionOperators())

@@ -10,7 +10,9 @@ __version__ = "99.0.0+cpu.shim"
 
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 _library.define("init_cpu_threads_env(str cpu_ids) -> str")
-_library.impl("init_cpu_threads_env", lambda cpu_ids: f"threads not bound to {cpu_ids} (shim)", "CompositeExplicitAutograd")
+_library.impl(
+    "init_cpu_threads_env", lambda cpu_ids: f"threads not bound to {cpu_ids} (shim)", "CompositeExplicitAutograd"
+)
 
 
 def assign_req_to_token_pool_cpu(req_pool_indices, req_to_token, starts, ends, cache_locations, pool_length):
