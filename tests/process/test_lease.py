@@ -236,7 +236,7 @@ def test_nvml_that_fails_makes_a_gpu_not_free_and_that_ends_with_the_failure(mac
     machine.take(8).release()
 
 
-@pytest.mark.parametrize("pid_of_note", [4_000_000, os.getpid()])
+@pytest.mark.parametrize("pid_of_note", [4_000_000, os.getpid()], ids=["gone", "used-again"])
 def test_stale_note_with_a_pid_that_is_gone_or_used_again_stops_nobody(machine: Machine, pid_of_note: int) -> None:
     machine.take(1).release()
     note = Note.of_this_process(
