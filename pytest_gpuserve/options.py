@@ -24,6 +24,8 @@ __all__ = ["TABLE", "Option", "add", "docs_table", "given", "resolve"]
 
 _SIM = re.compile(r"[1-9]\d{0,3}x(?:sm\d{2,3})")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Where pytest's configuration begins in a file of several tools.
+_SECTION = re.compile(r"^\[(tool\.pytest(\.ini_options)?|tool:pytest|pytest)\]", re.MULTILINE)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -265,8 +267,7 @@ def _parsed(option: Option, raw: object, base: Path) -> object:
 
 def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
     """Every option from its strongest source. UsageError names the source of a value that is wrong."""
-    rootdir = config.rootpath
-    _refuse_lost_root(config)
+    rootdir = _root_of(config)
     found: dict[str, Any] = {"report": rootdir / ".gpuserve"}
     for option in TABLE:
         source, raw = next(_values(option, config, environ), (None, None))
@@ -285,22 +286,45 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> S
     return settings
 
 
-def _refuse_lost_root(config: pytest.Config) -> None:
-    """UsageError if pytest mistook a path of ours for a test path and so lost the project.
+def _root_of(config: pytest.Config) -> Path:
+    """The root directory as pytest would have found it, had it not mistaken a path of ours for a test path.
 
-    It looks for the root directory before it knows our options, among all words that are paths.
+    It looks for the root before it knows our options, among all words that are paths. UsageError if it missed the
+    project's configuration, or took another one's: then more than the root is wrong.
     """
+    root, cwd = config.rootpath, config.invocation_params.dir
+    if root == cwd or config.option.rootdir or config.option.inifilename:
+        return root
     words = [str(word) for word in config.invocation_params.args]
-    cwd = config.invocation_params.dir
-    if config.inipath is not None or config.rootpath == cwd:
-        return
     flags = {option.flag for option in TABLE}
     for flag, value in itertools.pairwise(words):
-        if flag in flags and (cwd / value).exists() and not (cwd / value).is_relative_to(cwd):
-            raise pytest.UsageError(
-                f"pytest took {value} for a test path, and so {config.rootpath} for the root directory: "
-                f"write {flag}={value}, or give --rootdir"
-            )
+        place = cwd / value
+        if flag in flags and place.exists() and not place.is_relative_to(cwd):
+            break
+    else:
+        return root
+    # What lies in the root itself or above it, pytest has seen.
+    between = [base for base in (cwd, *cwd.parents) if not root.is_relative_to(base)]
+    missed = next((path for base in between if (path := _configuration(base))), None)
+    if missed is None and cwd.is_relative_to(root):
+        return next((base for base in between if (base / "pyproject.toml").is_file()), cwd)
+    told = f"and missed {missed}" if missed else "which is another project's"
+    raise pytest.UsageError(
+        f"pytest took {value} for a test path, and so {root} for the root directory, {told}: "
+        f"write {flag}={value}, or give --rootdir"
+    )
+
+
+def _configuration(folder: Path) -> Path | None:
+    """The file in `folder` that configures pytest, if there is one."""
+    for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"):
+        if (folder / name).is_file():
+            return folder / name
+    for name in ("pyproject.toml", "tox.ini", "setup.cfg"):
+        file = folder / name
+        if file.is_file() and _SECTION.search(file.read_text(errors="replace")):
+            return file
+    return None
 
 
 def docs_table() -> str:

@@ -144,15 +144,56 @@ def test_options_that_contradict_each_other(resolve, pytester: pytest.Pytester, 
         resolve(*args)
 
 
-def test_a_path_that_pytest_took_for_a_test_path_is_refused(pytester: pytest.Pytester, plugin_args) -> None:
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pytest.ini", ""),
+        ("pyproject.toml", "[tool.pytest.ini_options]\n"),
+        ("tox.ini", "[tox]\n\n[pytest]\n"),
+        ("setup.cfg", "[tool:pytest]\n"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_path_that_made_pytest_miss_the_configuration_is_refused(
+    pytester: pytest.Pytester, plugin_args, monkeypatch, file: str, text: str, below: str
+) -> None:
     """Before pytest knows our options it looks for its root directory among all words that are paths."""
+    pytester.path.joinpath(file).write_text(text)
+    pytester.path.joinpath(below).mkdir(exist_ok=True)
+    monkeypatch.chdir(pytester.path / below)
     config = pytester.parseconfig(*plugin_args, "--gpu-server-python", sys.executable)
-    with pytest.raises(pytest.UsageError, match=f"write --gpu-server-python={re.escape(sys.executable)}"):
+    with pytest.raises(pytest.UsageError, match=f"write --gpu-server-python={re.escape(sys.executable)}") as caught:
         options.resolve(config, {})
-    assert (
-        options.resolve(pytester.parseconfig(*plugin_args, f"--gpu-server-python={sys.executable}"), {}).rootdir
-        == pytester.path
-    )
+    assert f"missed {pytester.path / file}" in str(caught.value)
+    for right in (
+        (f"--gpu-server-python={sys.executable}",),
+        (f"--rootdir={pytester.path}", "--gpu-server-python", sys.executable),
+    ):
+        assert options.resolve(pytester.parseconfig(*plugin_args, *right), {}).rootdir == pytester.path
+
+
+def test_a_path_that_made_pytest_take_another_projects_configuration_is_refused(
+    pytester: pytest.Pytester, plugin_args, monkeypatch
+) -> None:
+    here, other = pytester.mkdir("here"), pytester.mkdir("other")
+    (other / "pytest.ini").write_text("[pytest]\n")
+    (other / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(here)
+    config = pytester.parseconfig(*plugin_args, "--gpu-server-python", str(other / "python"))
+    with pytest.raises(pytest.UsageError, match=r"another project's: write --gpu-server-python="):
+        options.resolve(config, {})
+
+
+def test_where_there_is_no_configuration_a_path_loses_nothing(
+    pytester: pytest.Pytester, plugin_args, monkeypatch
+) -> None:
+    words = [*plugin_args, "--gpu-server-python", sys.executable]
+    settings = options.resolve(pytester.parseconfig(*words), {})
+    assert (settings.rootdir, settings.report) == (pytester.path, pytester.path / ".gpuserve")
+    # As pytest would have it: a project file without pytest's section still marks the root.
+    pytester.path.joinpath("pyproject.toml").write_text("[project]\n")
+    monkeypatch.chdir(pytester.mkdir("below"))
+    assert options.resolve(pytester.parseconfig(*words), {}).rootdir == pytester.path
 
 
 def test_a_flag_without_a_matrix_is_not_silently_ignored(pytester: pytest.Pytester, plugin_args) -> None:
