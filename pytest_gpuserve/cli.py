@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,9 +81,12 @@ def _lock_dir(name: str, description: str | None, arguments: Sequence[str]) -> P
     from pytest_gpuserve.gpu.lockdir import default_lock_dir
 
     parser = argparse.ArgumentParser(prog=f"gpuserve {name}", description=description)
-    parser.add_argument("--lock-dir", type=Path, metavar="DIR", help="default: the machine's own")
+    parser.add_argument(
+        "--lock-dir", type=Path, metavar="DIR", help="default: GPUSERVE_LOCK_DIR, as for pytest, or the machine's own"
+    )
     given: Path | None = parser.parse_args(arguments).lock_dir
-    return given or default_lock_dir()
+    named = os.environ.get("GPUSERVE_LOCK_DIR")
+    return given or (Path(named).expanduser() if named else default_lock_dir())
 
 
 def _status(arguments: Sequence[str]) -> int:

@@ -38,6 +38,10 @@ def test_status_and_reap_where_nothing_is(tmp_path, capsys, monkeypatch) -> None
     assert "no GPU is held, and nothing was left over" in capsys.readouterr().out
     assert cli.main(["reap", "--lock-dir", str(tmp_path)]) == 0
     assert "nothing was left over" in capsys.readouterr().out
+    # Where pytest's own option comes from the environment, the command looks there too.
+    monkeypatch.setenv("GPUSERVE_LOCK_DIR", str(tmp_path / "ours"))
+    assert cli.main(["status"]) == 0
+    assert str(tmp_path / "ours") in capsys.readouterr().out
 
 
 def test_status_names_who_holds_a_gpu(project, capsys) -> None:
