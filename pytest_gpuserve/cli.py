@@ -63,13 +63,15 @@ def _validate(arguments: Sequence[str]) -> int:
     parser.add_argument("matrices", nargs="*", help="names or files; default: all that can be named here")
     parser.add_argument("--known-bad", type=Path, action="append", default=[], metavar="PATH", help="more entries")
     options = parser.parse_args(arguments)
-    from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_paths
+    from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_paths, packaged_dir
     from pytest_gpuserve.matrix.validate import validate
 
     root = Path.cwd()
     paths = find_matrices(options.matrices, root, ()) if options.matrices else list(available(root).values())
     lists = known_bad_paths(root, options.known_bad)
-    problems = validate(paths, lists)
+    # Entries may be about any matrix there is: also one that is not asked about, or that a project's own hides.
+    known = {*available(root).values(), *available(packaged_dir().parent).values()}
+    problems = validate(paths, lists, beside=sorted(known - set(paths)))
     for problem in problems:
         print(problem)
     wrong = sum(not problem.warning for problem in problems)

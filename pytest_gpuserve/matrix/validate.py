@@ -39,6 +39,7 @@ def validate(
     matrix_paths: Iterable[Path],
     known_bad_paths: Sequence[Path],
     *,
+    beside: Iterable[Path] = (),
     today: date | None = None,
     shapes: Shapes | None = None,
 ) -> list[Problem]:
@@ -47,11 +48,14 @@ def validate(
     Beside what loading refuses: entries that name unknown axes, levels, models or properties; entries that match no
     cell of any matrix, whatever its strategy; levels that fit no model (warning); entries past `review-by` at `today`
     (warning) or that overlap (warning). What needs all matrices is not asked while one of them cannot be read.
+
+    `beside` are matrices that the entries may be about too, and that are not asked about themselves.
     """
     shapes = shapes or shipped_shapes()
     reader = Reader()
     matrices = []
     sound = True
+    others = [read_matrix(path, shapes=shapes)[0] for path in beside]
     for path in matrix_paths:
         matrix, problems = read_matrix(path, shapes=shapes)
         reader.problems += problems
@@ -66,8 +70,9 @@ def validate(
         if entry.review_by and date.fromisoformat(entry.review_by) < day:
             what = f"{entry.id} was to be reviewed by {entry.review_by}: see whether it still fails, then move the date"
             reader.add(node.fields["review-by"] if node.fields else node, what, warning=True)
-        if sound and matrices:
-            _check_entry(reader, entry, node, matrices, property_names(shapes))
+        if sound and matrices and None not in others:
+            every = [*matrices, *(other for other in others if other is not None)]
+            _check_entry(reader, entry, node, every, property_names(shapes))
     for (one, _), (other, node) in combinations(entries, 2):
         _check_overlap(reader, one, other, node, matrices)
     return sorted(set(reader.problems))

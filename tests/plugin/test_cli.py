@@ -19,10 +19,33 @@ def test_plan_is_pytests_own_plan(project, monkeypatch, capfd) -> None:
     assert not (project.path / ".gpuserve").exists()
 
 
+IDLE = """\
+schema: 1
+entries:
+  - id: MINE
+    when: {arch: sm120, attention: triton, flag.attention-backend: fa3}
+    expect: {kind: crash, phase: weights, match: "no kernel"}
+    confidence: reported
+    grade: R
+    source: one run
+    issue: https://github.com/sgl-project/sglang/issues/1
+    reason: it never was
+    added: 2026-11-29
+    review-by: 2099-01-01
+"""
+
+
 def test_validate(project, monkeypatch, capsys) -> None:
     monkeypatch.chdir(project.path)
-    assert cli.main(["validate", "tiny"]) in (0, 1)
-    assert "1 matrices, 1 known-bad lists" in capsys.readouterr().out
+    # Neither a matrix alone nor one in a shipped one's place makes the shipped list's entries idle.
+    project.file("matrices/sm120.yaml", (project.path / "matrices/tiny.yaml").read_text())
+    for name in ("tiny", "sm120"):
+        assert cli.main(["validate", name]) == 0
+        assert "1 matrices, 1 known-bad lists: 0 problems" in capsys.readouterr().out
+    project.file("matrices/known_bad.yaml", IDLE)
+    assert cli.main(["validate", "tiny"]) == 1
+    assert "known_bad.yaml:3:5: MINE matches no cell of any matrix" in capsys.readouterr().out
+    (project.path / "matrices/known_bad.yaml").unlink()
     project.file("matrices/bad.yaml", "schema: 1\narch: [sm120]\nmodels: {m: {shape: nope}}\n")
     assert cli.main(["validate", "bad"]) == 1
     assert "bad.yaml:3:" in capsys.readouterr().out
