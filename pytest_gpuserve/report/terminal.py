@@ -55,8 +55,8 @@ def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> l
 def table(run: Mapping[str, Any], width: int) -> list[Line]:
     """One line a cell, red first: cell, outcome, kind and phase, tok/s where measured, seconds, why.
 
-    Of more than 200 cells, those that passed are left to the counts. On a narrow terminal a failure's reason stands on
-    a line of its own.
+    Of more than 200 cells, those that passed are left to the counts. A failure's reason that does not fit beside it
+    stands on a line of its own.
     """
     cells = by_severity(run["cells"])
     hidden = 0
@@ -68,8 +68,10 @@ def table(run: Mapping[str, Any], width: int) -> list[Line]:
     lines: list[Line] = [(_end(_join(COLUMNS, widths), width - 1), {"bold": True})] if rows else []
     for cell, row in zip(cells, rows, strict=True):
         outcome = Outcome(cell["outcome"])
-        lines.append((_end(_join(row, widths), width - 1), MARKUP[outcome]))
-        if outcome in RED and row[5] and not widths[5]:
+        apart = outcome in RED and len(row[5]) > widths[5]
+        shown = [*row[:5], ""] if apart else row
+        lines.append((_end(_join(shown, widths), width - 1), MARKUP[outcome]))
+        if apart:
             lines.append((_end(f"    {row[5]}", width - 1), {}))
     if hidden:
         lines.append((f"… and {hidden} more, which passed" if len(cells) < _ROWS else f"… and {hidden} more", {}))

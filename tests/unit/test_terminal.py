@@ -43,7 +43,7 @@ def test_the_table_stays_within_its_width_whatever_a_log_said(width: int, messag
 def test_red_comes_first_and_passes_of_a_large_run_are_counted() -> None:
     cells = [dict(RUN["cells"][0], id=f"p{number}") for number in range(5000)]
     failed = dict(RUN["cells"][3], id="the-failure")
-    lines = table(changed(cells=[*cells, failed]), 120)
+    lines = table(changed(cells=[*cells, failed]), 200)
     assert lines[1][0].startswith("the-failure")
     assert lines[1][1] == {"red": True, "bold": True}
     assert [text for text, _ in lines[2:]] == ["… and 5000 more, which passed"]
