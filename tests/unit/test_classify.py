@@ -480,7 +480,7 @@ CASES = [
     ),
     Case(
         "the disk is full",
-        LOADED + trace("OSError: [Errno 28] No space left on device: '/root/.cache/flashinfer'"),
+        LOADED + trace("OSError: [Errno 28] No space left on device: '/home/me/.cache/flashinfer'"),
         -9,
         Kind.INFRA,
         Phase.KV_CACHE,

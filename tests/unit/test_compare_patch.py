@@ -366,7 +366,7 @@ def test_an_entry_of_another_list_and_a_list_of_odd_layout() -> None:
             "Scheduler hit an exception: CUDA error at",
         ),
         ("ValueError: page 64", "ValueError: page 64\nfurther lines of the log, much longer ones", "ValueError: page"),
-        ("FileNotFoundError: /root/.cache/x/y.so is not there", "", "FileNotFoundError:"),
+        ("FileNotFoundError: /home/me/.cache/x/y.so is not there", "", "FileNotFoundError:"),
         ("12 34", "", ""),
         ("x" * 300, "", "x" * 100),
     ],
