@@ -74,11 +74,10 @@ def sick_gpu(scene: Scene) -> None:
 def bad_flag(scene: Scene) -> None:
     run = scene.run(
         *cells("baseline", "flashinfer"),
-        "--gpu-stall=2",
         rules="- {when: {attention: flashinfer}, then: {hang: weights}}",
     )
     assert run.code == 1
-    assert run.outcomes() == {"baseline": "passed", "attention.flashinfer": "failed"}
+    assert run.outcomes() == {"baseline": "passed", "attention.flashinfer": "failed"}, run.text[-2000:]
     control = run.cells["attention.flashinfer"]["control"]
     assert (control["cell"], control["outcome"]) == ("sm120-m-baseline", "passed")
     assert "The machine was checked: sm120-m-baseline started and answered" in run.message("attention.flashinfer")
