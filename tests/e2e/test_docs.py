@@ -60,6 +60,7 @@ class Run:
     env: tuple[tuple[str, str], ...] = ()
 
 
+ALL = ("PYTEST_ADDOPTS", "")
 BROKEN = (("GPUSERVE_SIM_SCENARIO", "broken.yaml"),)
 SM80 = (("GPUSERVE_SIM", "2xsm80"), ("PYTEST_ADDOPTS", "-k 'ready and llama-mini-baseline'"))
 RUN = {
@@ -82,13 +83,16 @@ MATRIX = """
 schema: 1
 arch: [sm120]
 models: {m: {shape: tiny-llama}}
-axes: {graphs: {on: {}, off: {flags: {disable-cuda-graph: true}}}}
-baseline: {graphs: on}
+axes:
+  attention:
+    triton: {flags: {attention-backend: triton}}
+    flashinfer: {flags: {attention-backend: flashinfer}}
+baseline: {attention: triton}
 """
 # Loaded by its entry point where the project is installed, by name from a plain checkout.
 PLUGIN = "" if "gpuserve" in {one.name for one in entry_points(group="pytest11")} else "-p pytest_gpuserve.plugin"
 SCENARIO = "schema: 1\ndefaults: {phase-seconds: 0.01, tokens-per-second: 5000, memory-gib: 1}\n"
-BREAKS = "rules: [{when: {graphs: off}, then: {crash: {phase: weights, text: 'RuntimeError: no kernel'}}}]\n"
+BREAKS = "rules: [{when: {attention: flashinfer}, then: {crash: {phase: weights, text: 'RuntimeError: no kernel'}}}]\n"
 
 
 def name(page: Path) -> str:
@@ -183,6 +187,12 @@ def test_the_commands_of_a_page(page: Path, project: Path, request: pytest.Fixtu
     for command in todo:
         text = shell(command, project, simulated(RUN[command]))
         assert not command.startswith("pytest") or "SIMULATED" in text
+
+
+@pytest.mark.timeout(120)
+def test_the_test_that_readme_shows_runs_in_its_cells(project: Path) -> None:
+    (project / "test_mine.py").write_text(blocks(ROOT / "README.md", "python")[0])
+    shell("pytest --gpu-matrix sm120 test_mine.py", project, simulated(Run(says="2 passed", env=(ALL,))))
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
