@@ -42,7 +42,8 @@ def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> l
         lines.append(("INCOMPLETE: the run did not end by itself", {"red": True}))
     lines += table(run, width)
     told = "SIMULATED: " if run["simulated"] else ""
-    lines.append((f"{told}{len(run['cells'])} cells: {counts(run)}; {run['server_starts']} server starts", {}))
+    cells, starts = _number(len(run["cells"]), "cell"), _number(run["server_starts"], "server start")
+    lines.append((f"{told}{cells}: {counts(run)}; {starts}", {}))
     versions = versions_of(run)
     if versions:
         lines.append((_end("with " + ", ".join(f"{name} {text}" for name, text in versions.items()), width), {}))
@@ -114,6 +115,10 @@ def _join(row: Sequence[str], widths: Sequence[int]) -> str:
             fitted = _middle(text, size) if index == 0 else _end(text, size)
             parts.append(fitted.rjust(size) if index in (3, 4) else fitted.ljust(size))
     return (" " * _GAP).join(parts).rstrip()
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _middle(text: str, size: int) -> str:

@@ -272,8 +272,28 @@ def _gpus(found: _Found, probe: Probe | None, uuids: Sequence[str]) -> str:
     for uuid in uuids:
         reading = probe.read(uuid)
         found.readings.append(reading)
-        rows.append("\n".join(f"{name}: {value}" for name, value in asdict(reading).items()))
+        rows.append(_told(reading))
     return "\n\n".join(rows) + "\n"
+
+
+def _told(reading: Reading) -> str:
+    """A reading for people: what could not be read has no figure."""
+
+    def of(value: float | None, unit: str, scale: float = 1.0) -> str:
+        return f"? {unit}" if value is None else f"{value / scale:.4g} {unit}"
+
+    rows = [
+        f"memory in use  {of(reading.memory_used, 'GiB', 2**30)}",
+        f"utilization    {of(reading.utilization, '%')}",
+        f"power          {of(reading.power, 'W')} of {of(reading.power_limit, 'W')}",
+        f"SM clock       {of(reading.sm_clock, 'MHz')} of {of(reading.sm_clock_max, 'MHz')}",
+        f"temperature    {of(reading.temperature, '°C')}",
+        f"throttled by   {', '.join(reading.throttle) or 'nothing'}",
+    ]
+    if reading.processes is None:
+        rows.append("processes      not listed by this driver or in this container")
+    rows += [f"pid {one.pid:<10} {of(one.memory, 'GiB', 2**30)}" for one in reading.processes or ()]
+    return "\n".join([reading.uuid, *(f"  {row}" for row in rows)])
 
 
 def _kernel(found: _Found, since: float) -> str:

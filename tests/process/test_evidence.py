@@ -134,7 +134,7 @@ def test_a_hang_in_graph_capture_is_told_in_the_words_of_a_person(trees: ExitSta
     assert processes.startswith("over the 3 s without progress")
     assert "--api-key <secret>" in processes
     assert all("hush-hush" not in (tmp_path / name).read_text() for name in evidence.files)
-    assert "memory_used: 1073741824" in (tmp_path / "gpus.txt").read_text()
+    assert "memory in use  1 GiB\n" in (tmp_path / "gpus.txt").read_text()
     assert "Capturing batches: 0/4" in (tmp_path / "log-end.txt").read_text().splitlines()
     summary = json.loads((tmp_path / "evidence.json").read_text())
     assert summary["sentence"] == evidence.sentence
