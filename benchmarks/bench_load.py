@@ -4,8 +4,8 @@
     GPUSERVE_TEST_SERVER_PYTHON=…/bin/python python benchmarks/bench_load.py --model FOLDER    # and the ceiling
 
 The first table's servers are simulated, with a token clock of their own that does not drift. The second's is
-`blast.py`, since a server that keeps a rate would be the bottleneck. FOLDER holds a tokenizer (a shape's, made by
-`gpuserve models`), which bench_serving wants although its prompts are random ids.
+`blast.py`, since a server that keeps a rate would be the bottleneck. FOLDER holds a tokenizer, which bench_serving
+wants although its prompts are random ids: that of a shape, under `~/.cache/pytest-gpuserve/models` after a run.
 """
 
 from __future__ import annotations
