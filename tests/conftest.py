@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import signal
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ import pytest_gpuserve.serve.environment
 import pytest_gpuserve.suite  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
+# Under nohup this is ignored, and so it would be by the pytests that tests start and hang up on.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Loaded by its entry point where the project is installed, by name from a plain checkout.
 INSTALLED = any(point.name == "gpuserve" for point in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "pytest_gpuserve.plugin")

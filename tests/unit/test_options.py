@@ -144,6 +144,14 @@ def test_options_that_contradict_each_other(resolve, pytester: pytest.Pytester, 
         resolve(*args)
 
 
+@pytest.fixture
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter in a folder of no project: the one that runs the tests may lie below this one's."""
+    link = tmp_path_factory.mktemp("elsewhere") / "python"
+    link.symlink_to(sys.executable)
+    return str(link)
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -155,19 +163,19 @@ def test_options_that_contradict_each_other(resolve, pytester: pytest.Pytester, 
 )
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_path_that_made_pytest_miss_the_configuration_is_refused(
-    pytester: pytest.Pytester, plugin_args, monkeypatch, file: str, text: str, below: str
+    pytester: pytest.Pytester, plugin_args, monkeypatch, python: str, file: str, text: str, below: str
 ) -> None:
     """Before pytest knows our options it looks for its root directory among all words that are paths."""
     pytester.path.joinpath(file).write_text(text)
     pytester.path.joinpath(below).mkdir(exist_ok=True)
     monkeypatch.chdir(pytester.path / below)
-    config = pytester.parseconfig(*plugin_args, "--gpu-server-python", sys.executable)
-    with pytest.raises(pytest.UsageError, match=f"write --gpu-server-python={re.escape(sys.executable)}") as caught:
+    config = pytester.parseconfig(*plugin_args, "--gpu-server-python", python)
+    with pytest.raises(pytest.UsageError, match=f"write --gpu-server-python={re.escape(python)}") as caught:
         options.resolve(config, {})
     assert f"missed {pytester.path / file}" in str(caught.value)
     for right in (
-        (f"--gpu-server-python={sys.executable}",),
-        (f"--rootdir={pytester.path}", "--gpu-server-python", sys.executable),
+        (f"--gpu-server-python={python}",),
+        (f"--rootdir={pytester.path}", "--gpu-server-python", python),
     ):
         assert options.resolve(pytester.parseconfig(*plugin_args, *right), {}).rootdir == pytester.path
 
@@ -185,9 +193,9 @@ def test_a_path_that_made_pytest_take_another_projects_configuration_is_refused(
 
 
 def test_where_there_is_no_configuration_a_path_loses_nothing(
-    pytester: pytest.Pytester, plugin_args, monkeypatch
+    pytester: pytest.Pytester, plugin_args, monkeypatch, python: str
 ) -> None:
-    words = [*plugin_args, "--gpu-server-python", sys.executable]
+    words = [*plugin_args, "--gpu-server-python", python]
     settings = options.resolve(pytester.parseconfig(*words), {})
     assert (settings.rootdir, settings.report) == (pytester.path, pytester.path / ".gpuserve")
     # As pytest would have it: a project file without pytest's section still marks the root.
