@@ -25,6 +25,7 @@ _SHM = "/dev/shm"  # noqa: S108 (where Linux keeps POSIX shared memory)
 _MARK = ".gpuserve"
 _SHM_LIST = ".gpuserve-shm"
 _NUMBERS = re.compile(r"\d+")
+_LOOKS = 10
 
 
 def mark_folder(path: str) -> None:
@@ -79,6 +80,7 @@ class SharedMemory:
         self._list = Path(tmpdir, _SHM_LIST)
         self._before = self._listing()
         self._used: dict[str, int] = {}
+        self._looks: dict[int, int] = {}
 
     def _listing(self) -> dict[str, int]:
         """Name → inode."""
@@ -91,15 +93,27 @@ class SharedMemory:
     def _new(self) -> dict[str, int]:
         return {name: inode for name, inode in self._listing().items() if self._before.get(name) != inode}
 
-    def observe(self, pids: Iterable[int]) -> None:
+    def observe(self, pids: Iterable[int], *, thorough: bool = False) -> None:
         """Notes which new files these processes use, for `clean` and, in the private TMPDIR, for whoever has to clean
-        in our place. Cheap while there is no new file that is not yet known.
+        in our place.
+
+        To be called often: a server that crashes lives for half a second with its files. Cheap while nothing is new:
+        a file that none of ours used at the first looks is a stranger's, and only looked at again if `thorough`.
         """
         new = self._new()
-        if new.items() <= self._used.items():
+        unknown = {
+            name: inode
+            for name, inode in new.items()
+            if self._used.get(name) != inode and (thorough or self._looks.get(inode, 0) < _LOOKS)
+        }
+        if not unknown:
             return
         in_use = _in_use(self._folder, pids)
-        self._used |= {name: inode for name, inode in new.items() if inode in in_use}
+        self._looks |= {inode: self._looks.get(inode, 0) + 1 for inode in unknown.values()}
+        found = {name: inode for name, inode in unknown.items() if inode in in_use}
+        if not found:
+            return
+        self._used |= found
         with contextlib.suppress(OSError):
             self._list.write_text(
                 "".join(f"{name} {inode}\n" for name, inode in sorted(self._used.items())), encoding="utf-8"

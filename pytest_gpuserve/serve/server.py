@@ -47,7 +47,7 @@ _LOOK = 0.5
 _LOOK_CLOSE = 0.1
 _POKE = 0.1
 _TICK = 1.0
-_LITTER = 5.0
+_LITTER = 0.2
 
 
 class Server:
@@ -145,7 +145,7 @@ class Server:
             self._looks,
             self.loop.every(_POKE, self._poke),
             self.loop.every(_TICK, self._tick),
-            self.loop.every(_LITTER, self.observe_litter),
+            self.loop.every(_LITTER, lambda: self.observe_litter(thorough=False)),
         ]
         self._emit(
             "spawned",
@@ -255,9 +255,9 @@ class Server:
                 compiling=status.compiling,
             )
 
-    def observe_litter(self) -> None:
+    def observe_litter(self, *, thorough: bool = True) -> None:
         """Notes which shared memory the living processes use."""
-        self.shm.observe(stat.pid for stat in self.family.members())
+        self.shm.observe((stat.pid for stat in self.family.members()), thorough=thorough)
 
     def _port_is_ours(self) -> bool:
         return procs.listens(self.port, [stat.pid for stat in self.family.members()])

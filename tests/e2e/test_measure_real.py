@@ -68,6 +68,8 @@ def run(folder: Path, *arguments: str) -> tuple[dict, str]:
     return json.loads(latest.read_text()) if latest.exists() else {}, done.stdout + done.stderr
 
 
+# A figure of 5 % on a machine that others use too: not for CI.
+@pytest.mark.slow
 def test_output_throughput_is_bench_servings(tmp_path) -> None:
     """Medians of five runs in turns. One stream: then there are no ramps, which bench_serving counts in."""
     (tmp_path / "test_agree.py").write_text(
