@@ -21,7 +21,6 @@ from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_path
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix
-from pytest_gpuserve.model.cell import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -102,7 +101,9 @@ def prepare(settings: Settings) -> Plan:
         owners=(os.getpid(),),
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
-    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, _references(fitted, matrices)))
+    plan = dataclasses.replace(plan, cells=fitted)
+    references = {cell.id: plan.needs_of(cell).references for cell in fitted}
+    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, references))
 
 
 def axes_elsewhere(rootdir: Path) -> frozenset[str]:
@@ -112,23 +113,6 @@ def axes_elsewhere(rootdir: Path) -> frozenset[str]:
         with contextlib.suppress(FileProblems):
             found.update(load_matrix(path).axes)
     return frozenset(found)
-
-
-def _references(cells: Sequence[Cell], matrices: Mapping[str, Matrix]) -> dict[str, list[str]]:
-    """By cell id, the cells that its floors compare it with: those are measured first."""
-    if not any(floor.ratio is not None for matrix in matrices.values() for floor in matrix.floors):
-        return {}
-    by_identity = {cell.identity: cell.id for cell in cells}
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        matrix = matrices[cell.matrix]
-        facts = facts_of(cell)
-        for floor in matrix.floors:
-            axes = floor.reference(cell.axes, matrix.baseline) if floor.when.matches(facts) else None
-            other = by_identity.get((cell.arch, cell.model.name, tuple(sorted(axes.items())))) if axes else None
-            if other is not None and other != cell.id:
-                found.setdefault(cell.id, []).append(other)
-    return found
 
 
 def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) -> Plan:

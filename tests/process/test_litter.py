@@ -24,32 +24,27 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def holder():
-    """A process with a shared memory file and a semaphore; killed, so that it removes neither."""
-    process = subprocess.Popen(
+def hold() -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", _HOLDER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+@pytest.fixture
+def holder():
+    """A process with a shared memory file and a semaphore, which removes them when its input ends."""
+    process = hold()
     yield process
-    process.stdin.close()
-    process.stdout.close()
-    process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_files_and_semaphores_of_a_killed_process_are_removed(tmp_path, holder):
     ours = SharedMemory(str(tmp_path))
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = hold()
     memory, semaphore = process.stdout.readline().split()
     foreign = holder.stdout.readline().split()
     files = [f"/dev/shm/{memory}", f"/dev/shm/sem.{semaphore}"]
