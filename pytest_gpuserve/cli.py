@@ -53,7 +53,7 @@ def _asked(options: argparse.Namespace) -> Request:
         known_bad=tuple(options.gpu_known_bad),
         strategy=options.gpu_strategy,
     )
-    plan = prepare(settings)
+    plan = prepare(settings, pretended={"driver": options.driver, "cuda": options.cuda})
     return request_of(plan, plan.cells)
 
 

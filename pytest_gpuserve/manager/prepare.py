@@ -9,7 +9,7 @@ import secrets
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.errors import FileProblems, UsageError
@@ -20,16 +20,22 @@ from pytest_gpuserve.matrix.expand import expand_all
 from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_paths
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
-from pytest_gpuserve.matrix.schema import load_matrix
+from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
+from pytest_gpuserve.preflight.run import PRETENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pytest_gpuserve.errors import Problem
     from pytest_gpuserve.matrix.expand import LeftOut
+    from pytest_gpuserve.matrix.scenario import Scenario
     from pytest_gpuserve.matrix.types import Matrix
     from pytest_gpuserve.model.cell import Cell
+    from pytest_gpuserve.model.knownbad import KnownBad
     from pytest_gpuserve.model.settings import Settings
+
+_Source = TypeVar("_Source")
+_Content = TypeVar("_Content")
 
 __all__ = ["SIMULATED_VERSIONS", "axes_elsewhere", "prepare", "server_variables", "settle"]
 
@@ -59,27 +65,26 @@ def server_variables(settings: Settings, environ: Mapping[str, str] = os.environ
     return found
 
 
-def prepare(settings: Settings) -> Plan:
+def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> Plan:
     """The plan of a run. UsageError says what is wrong with what was asked; FileProblems all that is in the files.
 
-    Writes nothing: `settle` gives the plan its folder.
+    `pretended` are the driver's versions for a preflight, which asks nothing of this machine. Writes nothing: `settle`
+    gives the plan its folder.
     """
     machine = machines.machine_of(settings)
-    matrices = _load(find_matrices(settings.matrix, settings.rootdir, machine.archs))
+    matrices, known_bad, scenario = _read(settings, machine.archs)
     archs = {name: machines.archs_of(matrix, machine, settings) for name, matrix in matrices.items()}
-    known_bad = load_known_bad(known_bad_paths(settings.rootdir, settings.known_bad))
-    scenario = load_scenario(settings.sim_scenario) if settings.sim_scenario else None
     for name, matrix in matrices.items():
         machines.require(matrix, archs[name], machine, settings)
     versions = _versions(settings)
-    all_versions = {**machine.driver, **versions}
+    all_versions = {**(pretended if settings.preflight else machine.driver), **versions}
     if settings.sim and scenario is None:
         scenario = scenario_from_known_bad([entry for entry in known_bad if in_range(entry, all_versions)])
     cells: list[Cell] = []
     left_out: list[LeftOut] = []
     for name, matrix in matrices.items():
         for arch in archs[name]:
-            expansion = expand_all(matrix, arch, strategy=settings.strategy, versions=versions)
+            expansion = expand_all(matrix, arch, strategy=settings.strategy, versions=all_versions)
             cells += expansion.cells
             left_out += expansion.left_out
     _refuse_twins(cells)
@@ -131,23 +136,39 @@ def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) ->
     )
 
 
-def _load(paths: Sequence[Path]) -> dict[str, Matrix]:
+def _read(
+    settings: Settings, archs_here: Sequence[str]
+) -> tuple[dict[str, Matrix], tuple[KnownBad, ...], Scenario | None]:
+    """What is in the files of a run. FileProblems with the problems of all of them, of whatever kind they are."""
     problems: list[Problem] = []
     matrices: dict[str, Matrix] = {}
-    for path in paths:
-        try:
-            matrix = load_matrix(path)
-        except FileProblems as error:
-            problems += error.problems
+    for path in find_matrices(settings.matrix, settings.rootdir, archs_here):
+        matrix = _kept(problems, load_matrix, path)
+        if matrix is None:
             continue
         if matrix.name in matrices:
             raise UsageError(
                 f"two matrices are called {matrix.name}: {matrices[matrix.name].path} and {path}; rename one"
             )
         matrices[matrix.name] = matrix
+    # Beside a matrix that cannot be read, nobody knows what a rule may name: then it may name anything.
+    vocabularies = [] if problems else [vocabulary_of(matrix) for matrix in matrices.values()]
+    known_bad = _kept(problems, load_known_bad, known_bad_paths(settings.rootdir, settings.known_bad))
+    scenario = None
+    if settings.sim_scenario:
+        scenario = _kept(problems, lambda path: load_scenario(path, vocabularies=vocabularies), settings.sim_scenario)
     if problems:
         raise FileProblems(problems)
-    return matrices
+    return matrices, known_bad or (), scenario
+
+
+def _kept(problems: list[Problem], load: Callable[[_Source], _Content], source: _Source) -> _Content | None:
+    """What `load` makes of `source`; None, and one more of the `problems`, where it refuses."""
+    try:
+        return load(source)
+    except FileProblems as error:
+        problems += error.problems
+        return None
 
 
 def _versions(settings: Settings) -> dict[str, str]:

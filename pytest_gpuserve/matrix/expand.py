@@ -11,7 +11,7 @@ from pytest_gpuserve.errors import FileProblems, Problem, UsageError, Where
 from pytest_gpuserve.matrix.merge import contradictions, launch_of, levels_of, static_facts
 from pytest_gpuserve.matrix.types import STRATEGIES
 from pytest_gpuserve.matrix.walk import did_you_mean
-from pytest_gpuserve.matrix.when import admits, describe, version_of
+from pytest_gpuserve.matrix.when import admits, describe, is_version, version_of
 from pytest_gpuserve.model.cell import Cell, facts_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ def expand(matrix: Matrix, arch: str, *, strategy: str | None = None, versions: 
 def expand_all(matrix: Matrix, arch: str, *, strategy: str | None = None, versions: Mapping[str, str]) -> Expansion:
     """The cells of `matrix` on `arch`, model by model: the strategy's, then `include`'s, each once.
 
-    A level whose `when` does not hold makes no cell. One whose `requires` is not met by `versions` (distribution →
-    version, as installed in the environment under test) makes a cell that is not applicable, with the reason.
+    A level whose `when` does not hold makes no cell. One whose `requires` is not met by `versions` (of distributions in
+    the environment under test, and of the machine's driver) makes a cell that is not applicable, with the reason: too
+    old, too new, not known, or not a version that can be compared.
     UsageError if the matrix is not for this arch, the strategy is unknown, or there would be more than MAX_CELLS.
     """
     strategy = strategy or matrix.strategy
@@ -112,6 +113,8 @@ class _Expander:
         installed = version_of(name, self.versions)
         if installed is None:
             return f"level {level} needs {name}{wanted}: the version of {name} is not known"
+        if not is_version(installed):
+            return f"level {level} needs {name}{wanted}: its version here, {installed!r}, cannot be compared"
         return "" if admits(wanted, installed) else f"level {level} needs {name}{wanted}, installed is {installed}"
 
     def add_model(self, model: ModelSpec, strategy: str) -> None:

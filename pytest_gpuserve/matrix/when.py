@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from pytest_gpuserve.matrix.source import Node
     from pytest_gpuserve.matrix.walk import Reader
 
-__all__ = ["FIXED_FACTS", "Vocabulary", "admits", "describe", "read_arch", "read_ranges", "read_when", "version_of"]
+__all__ = [
+    "FIXED_FACTS",
+    "Vocabulary",
+    "admits",
+    "describe",
+    "is_version",
+    "read_arch",
+    "read_ranges",
+    "read_when",
+    "version_of",
+]
 
 FIXED_FACTS = ("arch", "gpus", "model")
 _PREFIXES = ("model.", "flag.", "env.")
@@ -155,7 +165,7 @@ def read_ranges(reader: Reader, node: Node | None) -> dict[str, str]:
         try:
             SpecifierSet(text)
         except InvalidSpecifier:
-            hint = f"; did you mean '=={text}'?" if _is_version(text) else ": write one such as '>=0.5.10,<0.6'"
+            hint = f"; did you mean '=={text}'?" if is_version(text) else ": write one such as '>=0.5.10,<0.6'"
             reader.add(value, f"{value.path}: '{text}' is not a version range{hint}")
             continue
         canonical = str(canonicalize_name(name))
@@ -165,7 +175,8 @@ def read_ranges(reader: Reader, node: Node | None) -> dict[str, str]:
     return ranges
 
 
-def _is_version(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """True for what PEP 440 calls a version: nothing else can be compared."""
     try:
         Version(text)
     except InvalidVersion:

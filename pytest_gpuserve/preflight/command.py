@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import GpuserveError, UsageError
 from pytest_gpuserve.preflight.record import SCHEMA, failure_of, summary
-from pytest_gpuserve.preflight.run import preflight
+from pytest_gpuserve.preflight.run import PRETENDED, preflight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +81,8 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 def preflight_main(argv: Sequence[str], prepare: Callable[[argparse.Namespace], Request]) -> int:
     """The command: 0 where every answer is as expected, 1 with findings, 2 where SGLang could not be asked.
 
-    `prepare` turns the options (`matrix`, `gpu_server_python`, `gpu_server_env`, `gpu_known_bad`, `gpu_strategy`) into
-    the request: it reads matrices and versions, and makes the models' folders without weights.
+    `prepare` turns the options (`matrix`, `driver`, `cuda`, `gpu_server_python`, `gpu_server_env`, `gpu_known_bad`,
+    `gpu_strategy`) into the request: it reads matrices and versions, and makes the models' folders without weights.
     """
     options = _parser().parse_args(argv)
     try:
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu-known-bad", metavar="PATH", type=Path, action="append", default=[])
     parser.add_argument("--gpu-strategy", metavar="NAME", help="overrides the matrix's strategy")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the record here, for gpuserve compare")
-    parser.add_argument("--cuda", default="13.0", help="the CUDA version to pretend (default: %(default)s)")
-    parser.add_argument("--driver", default="580.95.05", help="the driver to pretend (default: %(default)s)")
+    for name, default in PRETENDED.items():
+        parser.add_argument(f"--{name}", default=default, help=f"the {name} version to pretend (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="how many GPUs to pretend (default: %(default)s)")
     return parser

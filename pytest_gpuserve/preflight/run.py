@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.model.cell import Cell
 
-__all__ = ["preflight"]
+__all__ = ["PRETENDED", "preflight"]
+
+# The machine that SGLang sees, whatever this one is: so an answer is the same with a GPU and without.
+PRETENDED = {"cuda": "13.0", "driver": "580.95.05"}
 
 # What a launch would fill in; resolution neither binds nor connects.
 _FILLED = {"host": "127.0.0.1", "port": "30000", "nccl_port": "30001", "api_key": "preflight"}
@@ -34,8 +37,8 @@ def preflight(
     env: Mapping[str, str],
     versions: Mapping[str, str],
     model_dirs: Mapping[str, Path],
-    cuda: str = "13.0",
-    driver: str = "580.95.05",
+    cuda: str = PRETENDED["cuda"],
+    driver: str = PRETENDED["driver"],
     gpus: int = 8,
     kernels: Mapping[str, str] | None = None,
     import_timeout: float = 300.0,

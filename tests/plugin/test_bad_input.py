@@ -50,6 +50,39 @@ def test_every_problem_of_every_file_at_once(project) -> None:
     assert "'nope'" in result.errors
 
 
+def test_problems_of_all_kinds_of_files_at_once(project) -> None:
+    project.file("matrices/a.yaml", "schema: 1\narch: [sm120]\nmodel: {}\n")
+    project.file("matrices/known_bad.yaml", "schema: 1\nentries:\n- {id: X}\n")
+    bad = project.file("bad.yaml", "schema: 1\nrules:\n- {when: {nonsense: 1}, then: {hagn: weights}}\n")
+    result = project.run("--gpu-sim-scenario", str(bad), matrix="a,tiny", inprocess=True)
+    assert result.code == 4
+    for place in ("a.yaml:3:1: ", "known_bad.yaml:3:3: ", "bad.yaml:3:"):
+        assert place in result.errors
+    # What a rule may name is not known while a matrix cannot be read.
+    assert "nonsense" not in result.errors
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ("{atention: triton}", "*scenario.yaml:4:13: unknown fact 'atention' in *; did you mean 'attention'*"),
+        ("{attention: tritn}", "*scenario.yaml:4:24: *unknown value 'tritn'; did you mean 'triton'*"),
+        ("{flag.attention-backnd: fa3}", "*scenario.yaml:4:13: *did you mean 'flag.attention-backend'*"),
+    ],
+)
+def test_a_rule_of_a_scenario_that_could_never_apply(project, when: str, message: str) -> None:
+    rules = f"- {{when: {when}, then: {{hang: warmup}}}}"
+    refused(project, rules=rules, match=message)
+
+
+def test_a_rule_may_name_what_any_of_the_runs_matrices_has(project) -> None:
+    axes = "axes: {nccl: {default: {}}}\nbaseline: {nccl: default}\n"
+    project.file("matrices/other.yaml", f"schema: 1\narch: [sm120]\nmodels: {{o: {{shape: tiny-llama}}}}\n{axes}")
+    rules = "- {when: {nccl: default, gpu: 0}, then: {hang: warmup}}"
+    assert project.run("--gpu-plan", rules=rules, matrix="tiny,other", inprocess=True).code == 0
+    assert project.run("--gpu-plan", rules=rules, matrix="tiny", inprocess=True).code == 4
+
+
 @pytest.mark.parametrize(
     "content",
     [

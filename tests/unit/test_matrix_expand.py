@@ -144,7 +144,7 @@ def test_a_delta_replaces_the_baseline_level_of_its_own_axis(load):
         ({"sglang": "0.5.11.dev3+gabc"}, None),
         ({"sglang": "0.5.9"}, "level a.new needs sglang>=0.5.10, installed is 0.5.9"),
         ({"sglang": "0.5.10rc1"}, "level a.new needs sglang>=0.5.10, installed is 0.5.10rc1"),
-        ({"sglang": "main"}, "level a.new needs sglang>=0.5.10, installed is main"),
+        ({"sglang": "main"}, "level a.new needs sglang>=0.5.10: its version here, 'main', cannot be compared"),
         ({"torch": "2.14"}, "level a.new needs sglang>=0.5.10: the version of sglang is not known"),
     ],
 )

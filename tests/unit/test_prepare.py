@@ -1,0 +1,79 @@
+"""From settings to a plan, on a machine that is only told of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpuserve.manager import prepare as preparing
+from pytest_gpuserve.manager.machine import Machine
+from pytest_gpuserve.manager.prepare import SIMULATED_VERSIONS, prepare
+from pytest_gpuserve.model.gpu import Gpu
+from pytest_gpuserve.model.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MATRIX = """schema: 1
+arch: [sm120]
+models: {m: {shape: tiny-llama}}
+axes:
+  a: {old: {}, new: {flags: {x: 1}, requires: {driver: ">=580", cuda: ">=13"}}}
+baseline: {a: old}
+"""
+KNOWN_BAD = """schema: 1
+entries:
+  - id: MINE
+    when: {flag.x: 1}
+    versions: {driver: ">=580"}
+    expect: {kind: hang}
+    issue: https://github.com/sgl-project/sglang/issues/1
+"""
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`planned(driver, …)`: the plan of a small matrix on a machine with these versions of its driver's."""
+    (tmp_path / "matrices").mkdir()
+    (tmp_path / "matrices/tiny.yaml").write_text(MATRIX)
+    (tmp_path / "matrices/known_bad.yaml").write_text(KNOWN_BAD)
+    gpu = Gpu(index=0, uuid="GPU-1", name="a GPU", arch="sm120", memory_total=None)
+
+    def planned(driver: dict[str, str], *, pretended: dict[str, str] | None = None, **asked):
+        monkeypatch.setattr(preparing.machines, "machine_of", lambda _: Machine(gpus=(gpu,), driver=driver))
+        monkeypatch.setattr(preparing, "_versions", lambda _: SIMULATED_VERSIONS)
+        settings = Settings(rootdir=tmp_path, report=tmp_path / "report", matrix=("tiny",), **asked)
+        return prepare(settings, **({} if pretended is None else {"pretended": pretended}))
+
+    return planned
+
+
+NEW = "sm120-m-a.new"
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        ("580.95.05", None),
+        ("570.1", "level a.new needs driver>=580, installed is 570.1"),
+        (None, "level a.new needs driver>=580: the version of driver is not known"),
+        ("SIMULATED", "level a.new needs driver>=580: its version here, 'SIMULATED', cannot be compared"),
+    ],
+)
+def test_a_level_may_require_a_driver(planned, driver: str | None, reason: str | None) -> None:
+    """The CUDA that the environment brings counts before the driver's."""
+    plan = planned({"cuda": "12.4"} | ({"driver": driver} if driver else {}))
+    assert {cell.id: cell.not_applicable for cell in plan.cells} == {"sm120-m-baseline": None, NEW: reason}
+    assert (NEW in plan.entries) is (reason is None)
+
+
+def test_a_preflight_goes_by_the_driver_that_it_pretends(planned) -> None:
+    """Its answer is the same on every machine; the record still says what this one has."""
+    for driver in ({}, {"driver": "570.1"}):
+        plan = planned(driver, preflight=True)
+        assert plan.by_id[NEW].not_applicable is None
+        assert NEW in plan.entries
+        assert dict(plan.driver) == driver
+    plan = planned({"driver": "580.95.05"}, preflight=True, pretended={"driver": "570.1"})
+    assert plan.by_id[NEW].not_applicable == "level a.new needs driver>=580, installed is 570.1"
