@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve import __version__
 from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +76,8 @@ def _validate(arguments: Sequence[str]) -> int:
     for problem in problems:
         print(problem)
     wrong = sum(not problem.warning for problem in problems)
-    print(f"{len(paths)} matrices, {len(lists)} known-bad lists: {wrong} problems, {len(problems) - wrong} warnings")
+    asked = f"{number(len(paths), 'matrix', 'matrices')}, {number(len(lists), 'known-bad list')}"
+    print(f"{asked}: {number(wrong, 'problem')}, {number(len(problems) - wrong, 'warning')}")
     return int(bool(wrong))
 
 

@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.compare.bump import Bump
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.markdown import escape, rows
 from pytest_gpuserve.report.store import dump_json
 
@@ -110,7 +111,7 @@ def _headline(report: BumpReport) -> str:
     told = ", ".join(f"{counts[change]} {change}" for change in Bump if change in counts) or "no cells"
     if not report.comparable:
         return f"nothing could be compared: {told}"
-    return f"{told}: {report.findings} finding{'s' if report.findings != 1 else ''}"
+    return f"{told}: {number(report.findings, 'finding')}"
 
 
 def _sections(report: BumpReport) -> list[tuple[Bump, list[BumpRow]]]:

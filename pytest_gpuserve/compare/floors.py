@@ -15,6 +15,7 @@ from pytest_gpuserve.matrix.schema import load_matrix
 from pytest_gpuserve.matrix.source import parse_yaml
 from pytest_gpuserve.matrix.types import METRICS
 from pytest_gpuserve.measure.stats import proposed_floor
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ def propose(record: Mapping[str, Any], matrices: Iterable[Matrix], rootdir: Path
         path = matrix.path.resolve()
         name = path.relative_to(top) if path.is_relative_to(top) else Path("matrices") / path.name
         diffs.append(unified(name.as_posix(), text, new))
-        said.append(f"{len(entries)} floors proposed for {name.as_posix()}")
+        said.append(f"{number(len(entries), 'floor')} proposed for {name.as_posix()}")
     return Proposal("".join(diffs), top, tuple(said))
 
 
@@ -106,8 +107,9 @@ def _source(cell: Mapping[str, Any], one: Mapping[str, Any], record: Mapping[str
     simulated = "SIMULATED, " if record.get("simulated") else ""
     versions = record.get("versions") or {}
     return (
-        f"{simulated}{one['median']:g} {one['unit']} (MAD {one['spread']:.3g}) in {len(one['samples'])} windows, "
-        f"{gpus}, sglang {versions.get('sglang', 'unknown')}, {str(record.get('started'))[:10]}"
+        f"{simulated}{one['median']:g} {one['unit']} (MAD {one['spread']:.3g}) in "
+        f"{number(len(one['samples']), 'window')}, {gpus}, sglang {versions.get('sglang', 'unknown')}, "
+        f"{str(record.get('started'))[:10]}"
     )
 
 

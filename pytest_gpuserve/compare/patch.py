@@ -14,6 +14,7 @@ from pytest_gpuserve.compare.edit import EMPTY, KnownBadText, Uneditable
 from pytest_gpuserve.compare.entry import new_entries
 from pytest_gpuserve.compare.values import Change
 from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import IMPORTANT, bounded
 
 if TYPE_CHECKING:
@@ -169,9 +170,8 @@ def _add(
     for entry, _, rows in named:
         yield Edit("add", entry, target, f"{', '.join(row.id for row in rows[:3])}: {rows[0].after}; fill in its issue")
     if len(new) > MOST_NEW:
-        yield Edit(
-            "none", f"{len(new) - MOST_NEW} more failures", target, "too many for a list: find their cause first"
-        )
+        rest = number(len(new) - MOST_NEW, "more failure")
+        yield Edit("none", rest, target, "too many for a list: find their cause first")
 
 
 def _entry(cell: Mapping[str, Any] | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.values import Change
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import IMPORTANT
 from pytest_gpuserve.report.markdown import escape, rows
 from pytest_gpuserve.report.store import dump_json
@@ -127,8 +128,7 @@ def _headline(comparison: Comparison) -> str:
     simulated = "SIMULATED: " if comparison.simulated else ""
     if not comparison.comparable:
         return f"{simulated}nothing could be compared: {counted}"
-    number = comparison.findings
-    found = f"{number} finding{'s' if number != 1 else ''}" if number else "no findings"
+    found = number(comparison.findings, "finding") if comparison.findings else "no findings"
     return f"{simulated}{counted}: {found}"
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.values import Moved
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import IMPORTANT
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
     if not other:
         return []
     cell, text = other[0]
-    number = f"{len(other)} cells were" if len(other) > 1 else "1 cell was"
-    return [f"{number} launched with other flags than before under the same name, as {cell}: {text}"]
+    launched = f"{number(len(other), 'cell was', 'cells were')} launched with other flags than before"
+    return [f"{launched} under the same name, as {cell}: {text}"]
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> str:

@@ -32,6 +32,7 @@ from pytest_gpuserve.gpu.notes import (
     write_note,
 )
 from pytest_gpuserve.gpu.turnstile import Place, Ticket, grant
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +203,8 @@ class _Acquisition:
         self._looked = False
         if not 0 < request.count <= len(self._allowed):
             gone = [name for name in request.allowed if name not in self._machine]
-            message = f"{request.holder} needs {request.count} GPUs and may use {len(self._allowed)} of this machine's"
+            allowed = f"may use {len(self._allowed)} of this machine's"
+            message = f"{request.holder} needs {number(request.count, 'GPU')} and {allowed}"
             raise MachineError(f"{message}; not there any more: {', '.join(gone)}" if gone else message)
 
     def locked(self) -> Lease:
@@ -271,13 +273,13 @@ class _Acquisition:
     def _who(self) -> list[str]:
         texts = [str(holder) for holder in holders(self._lock_dir) if holder.held and holder.uuid in self._allowed]
         texts += [f"{text}, without a lease" for found in self._in_use.values() for text in found]
-        return [*texts, f"{self._ahead} requests came earlier"] if self._ahead else texts
+        return [*texts, f"{number(self._ahead, 'request')} came earlier"] if self._ahead else texts
 
     def _locked_out(self) -> str:
         request = self._request
         head = (
-            f"{request.holder} waited {request.lock_timeout:.0f} s for {request.count} of {len(self._allowed)} GPUs "
-            f"(locks in {self._lock_dir}):"
+            f"{request.holder} waited {request.lock_timeout:.0f} s for {request.count} of "
+            f"{number(len(self._allowed), 'GPU')} (locks in {self._lock_dir}):"
         )
         who = self._who() or ["nobody now: another request was faster"]
         next_step = "Wait longer with --gpu-lock-timeout; `gpuserve reap` ends what dead runs left"

@@ -18,6 +18,7 @@ from pytest_gpuserve.manager.state import CellState, Gate, known_bad_json, recor
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,7 +135,8 @@ class Manager:
         ]
         if len(allowed) < count:
             reasons = "; ".join(dict.fromkeys(quarantined.values()))
-            text = f"{state.cell.id} needs {count} GPUs, {len(allowed)} are left in this run. Quarantined: {reasons}"
+            left = f"this run has {len(allowed)} left. Quarantined: {reasons}"
+            text = f"{state.cell.id} needs {number(count, 'GPU')}, {left}"
             return Failure.of(Kind.INFRA, Phase.SPAWN, text)
         # A ratio is only fair on the same GPUs: those its reference ran on come first.
         wanted = {

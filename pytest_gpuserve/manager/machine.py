@@ -78,7 +78,7 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     gpus = bound(visible, there)
     probes |= dict.fromkeys((gpu.arch for gpu in gpus), nvml.spec())
-    without = f"CUDA_VISIBLE_DEVICES={visible} hides all {len(there)} GPUs" if there and not gpus else "no GPU"
+    without = f"CUDA_VISIBLE_DEVICES={visible} hides every GPU ({len(there)})" if there and not gpus else "no GPU"
     return Machine(gpus=(*gpus, *cpu.gpus()), probes=probes, driver=driver, without=without)
 
 

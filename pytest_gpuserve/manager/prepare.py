@@ -21,6 +21,7 @@ from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_path
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.preflight.run import PRETENDED
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _fitted(cell: Cell, plan: Plan) -> Cell:
     fitting = plan.gpus_for(cell)
     if plan.settings.launches and len(fitting) < cell.gpus:
         least = f" of at least {cell.model.min_memory_gib:g} GiB" if cell.model.min_memory_gib else ""
-        reason = f"needs {cell.gpus} {cell.arch} GPUs{least}, here are {len(fitting)}"
+        reason = f"needs {number(cell.gpus, f'{cell.arch} GPU')}{least}, {len(fitting)} here"
     elif not plan.simulated and cell.model.optional:
         reason = missing_model(cell.model)
     return dataclasses.replace(cell, not_applicable=reason) if reason else cell

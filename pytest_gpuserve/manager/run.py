@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.gpu.lockdir import stem
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.store import cell_folder, read_cell, write_cell, write_json_atomic
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Run:
         with suppress(OSError):
             return self._stop.read_text() or "the run is being stopped"
         if self._budget is not None and time.monotonic() - self._began > self._budget * 60:
-            return f"the budget of {self._budget:g} minutes was used up"
+            return f"the budget of {number(self._budget, 'minute')} was used up"
         return None
 
     def quarantine(self, uuids: Iterable[str], reason: str) -> None:

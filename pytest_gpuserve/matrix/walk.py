@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import FileProblems, Problem, Where
 from pytest_gpuserve.matrix.source import Node, parse_yaml
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -82,7 +83,8 @@ class Reader:
         for key in unknown[:MAX_UNKNOWN]:
             self.add(node.keys[key], f"unknown key '{key}'{inside}{did_you_mean(key, known)}")
         if len(unknown) > MAX_UNKNOWN:
-            self.add(node.keys[unknown[MAX_UNKNOWN]], f"{len(unknown) - MAX_UNKNOWN} more unknown keys{inside}")
+            rest = number(len(unknown) - MAX_UNKNOWN, "more unknown key")
+            self.add(node.keys[unknown[MAX_UNKNOWN]], f"{rest}{inside}")
         for key in required:
             if key not in fields:
                 inside = f"{node.path} lacks" if node.path else "the file lacks"

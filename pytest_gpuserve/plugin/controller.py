@@ -13,6 +13,7 @@ import pytest
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.prepare import prepare, settle
 from pytest_gpuserve.manager.run import Run
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.plugin import active
 from pytest_gpuserve.plugin.ledger import Ledger
 from pytest_gpuserve.plugin.live_line import LiveLine
@@ -101,7 +102,7 @@ class Controller:
         machine = ", ".join(f"{count} x {name}" for name, count in counted.items()) or "no GPU"
         told = "SIMULATED " if plan.simulated else ""
         lines = [
-            f"gpuserve: {told}{len(plan.cells)} cells of {names}",
+            f"gpuserve: {told}{number(len(plan.cells), 'cell')} of {names}",
             f"gpuserve: {machine}; sglang {plan.versions.get('sglang', 'unknown')} in {plan.settings.python}",
         ]
         return lines + ([f"gpuserve: writes to {plan.folder}"] if plan.folder else [])
@@ -145,7 +146,7 @@ class Controller:
         if report.failed:
             self._failed += 1
             if 0 < (self._config.getvalue("maxfail") or 0) <= self._failed:
-                Run(self.plan).stop(f"stopped after {self._failed} failures")
+                Run(self.plan).stop(f"stopped after {number(self._failed, 'failure')}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:

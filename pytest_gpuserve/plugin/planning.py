@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve import schedule, verdict
 from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.model.knownbad import Mode
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.store import read_run
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def plan_lines(plan: Plan, selected: Sequence[str]) -> Iterator[str]:
     history = _history(plan.settings.report)
     width = max(len(cell.id) for cell in cells)
     for cell in cells:
-        gpus = f"{cell.gpus} GPU{'s' if cell.gpus > 1 else ' '}"
+        gpus = number(cell.gpus, "GPU")
         took = _time(schedule.estimate(cell, history))
-        yield f"{cell.id:<{width}}  {gpus} {took:>7}  {expected(cell, plan)}"
+        yield f"{cell.id:<{width}}  {gpus:<6} {took:>7}  {expected(cell, plan)}"
         for note in cell.notes:
             yield f"{'':<{width}}  note: {note}"
     for left in plan.left_out:
@@ -61,7 +62,7 @@ def plan_lines(plan: Plan, selected: Sequence[str]) -> Iterator[str]:
     available = len(plan.gpus) or max((cell.gpus for cell in cells), default=1)
     known = sum(cell.id in history for cell in launched)
     yield (
-        f"{len(cells)} cells, {len(launched)} server starts, about "
+        f"{number(len(cells), 'cell')}, {number(len(launched), 'server start')}, about "
         f"{_time(schedule.makespan(launched, available, 1, history))} one after another, "
         f"{_time(schedule.makespan(launched, available, available, history))} with -n auto "
         f"({known} of {len(launched)} from the last run's times, the others guessed)"

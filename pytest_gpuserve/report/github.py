@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import retirements
 
 __all__ = ["ANNOTATIONS", "STEP_LIMIT", "annotations", "append_step_summary"]
@@ -34,7 +35,8 @@ def annotations(run: Mapping[str, Any], workspace: Path | None = None, limit: in
     lines = [line for _, line in commands]
     if len(lines) > limit:
         more = len(lines) - limit + 1
-        lines[limit - 1 :] = [f"::notice title=gpuserve::{more} more known-bad entries pass; the summary lists them."]
+        rest = number(more, "more known-bad entry passes", "more known-bad entries pass")
+        lines[limit - 1 :] = [f"::notice title=gpuserve::{rest}; the summary lists them."]
     return lines
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.model.outcome import RED, Outcome
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import (
     COLUMNS,
     blame,
@@ -75,7 +76,7 @@ def summary(run: Mapping[str, Any], comparison: str | None = None, limit: int = 
     head += _news(run) + _failures(run) + _stack(run)
     cells = by_severity(run["cells"])
     table = rows(COLUMNS, map(row_of, cells))
-    lines = [*head, f"## All {len(cells)} cells", "", *table]
+    lines = [*head, f"## All cells ({len(cells)})", "", *table]
     return fit(lines, limit, "cells or lines")
 
 
@@ -121,4 +122,4 @@ def _stack(run: Mapping[str, Any]) -> list[str]:
     lines += [f"- {escape(name)} {escape(text)}" for name, text in names.items()]
     if gpus:
         lines.append(f"- {len(run['gpus'])} × {escape(', '.join(gpus))}")
-    return [*lines, f"- {run['server_starts']} server starts, {escape(str(run['started']))}", ""]
+    return [*lines, f"- {number(run['server_starts'], 'server start')}, {escape(str(run['started']))}", ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.model.outcome import RED, Outcome
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import (
     COLUMNS,
     MARKUP,
@@ -42,7 +43,7 @@ def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> l
         lines.append(("INCOMPLETE: the run did not end by itself", {"red": True}))
     lines += table(run, width)
     told = "SIMULATED: " if run["simulated"] else ""
-    cells, starts = _number(len(run["cells"]), "cell"), _number(run["server_starts"], "server start")
+    cells, starts = number(len(run["cells"]), "cell"), number(run["server_starts"], "server start")
     lines.append((f"{told}{cells}: {counts(run)}; {starts}", {}))
     versions = versions_of(run)
     if versions:
@@ -83,8 +84,7 @@ def next_steps(run: Mapping[str, Any]) -> list[Line]:
     """What a person can do now: the edit that retires each entry whose bug is gone."""
     lines: list[Line] = []
     for entry in retirements(run):
-        number = len(entry.cells)
-        passes = f"{entry.file}:{entry.line}: {entry.id} passes ({number} cell{'s' if number > 1 else ''})"
+        passes = f"{entry.file}:{entry.line}: {entry.id} passes ({number(len(entry.cells), 'cell')})"
         if entry.confirmed:
             lines.append((f"{passes}; retire it: {entry.edit}", {"yellow": True}))
         else:
@@ -115,10 +115,6 @@ def _join(row: Sequence[str], widths: Sequence[int]) -> str:
             fitted = _middle(text, size) if index == 0 else _end(text, size)
             parts.append(fitted.rjust(size) if index in (3, 4) else fitted.ljust(size))
     return (" " * _GAP).join(parts).rstrip()
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _middle(text: str, size: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,7 @@ def _where(facts: Facts) -> list[str]:
     if Phase.KV_CACHE.rank <= facts.phase.rank < Phase.READY.rank:
         clauses.append("weights are loaded")
     if facts.phase is Phase.SERVING:
-        requests = f" with {_count(facts.in_flight, 'request')} in flight" if facts.in_flight else ""
+        requests = f" with {number(facts.in_flight, 'request')} in flight" if facts.in_flight else ""
         clauses.append(f"the token counter has stood still for {facts.quiet:.0f} s{requests}")
         if facts.health == "200":
             clauses.append("health still answers 200")
@@ -185,12 +186,8 @@ def _names(processes: Sequence[Activity]) -> str:
         return f"the {names[0]}" if " " not in names[0] else names[0]
     if len(names) <= 3:
         return " and ".join((", ".join(names[:-1]), names[-1]))
-    return f"{names[0]} and {len(names) - 1} other processes"
+    return f"{names[0]} and {number(len(names) - 1, 'other process', 'other processes')}"
 
 
 def _is(processes: Sequence[Activity]) -> str:
     return "is" if len(processes) == 1 else "are"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,9 +93,9 @@ def _read(python: str, env: Mapping[str, str]) -> dict[str, str]:
         versions["cuda"] = f"{built[1]}.{built[2]}"
     versions["python"] = found_python
     if "sglang" not in versions:
+        none = f"none of its {number(len(found), 'distribution')} is called sglang"
         raise UsageError(
-            f"{python} (Python {found_python}) has no SGLang: none of its {len(found)} distributions is called sglang; "
-            f"install it there (pip install sglang), or {_NEXT}"
+            f"{python} (Python {found_python}) has no SGLang: {none}; install it there (pip install sglang), or {_NEXT}"
         )
     return versions
 

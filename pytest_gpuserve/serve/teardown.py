@@ -224,10 +224,8 @@ def _leak(ending: _Ending, survivors: list[procs.Stat]) -> tuple[dict[str, Any] 
         return failure.to_json(), [gpu.uuid for gpu in guilty]
     parts = []
     if ending.busy:
-        parts.append(
-            f"{len(guilty)} GPU(s) not free {ending.release_timeout:g} s after the server's end: "
-            f"{'; '.join(ending.busy)}"
-        )
+        # No count: the signature of a leak is the same whatever the number of GPUs.
+        parts.append(f"not free {ending.release_timeout:g} s after the server's end: {'; '.join(ending.busy)}")
     if survivors:
         parts.append(f"not killable: {', '.join(map(procs.describe, survivors))}")
     text = (

@@ -41,7 +41,7 @@ def test_validate(project, monkeypatch, capsys) -> None:
     project.file("matrices/sm120.yaml", (project.path / "matrices/tiny.yaml").read_text())
     for name in ("tiny", "sm120"):
         assert cli.main(["validate", name]) == 0
-        assert "1 matrices, 1 known-bad lists: 0 problems" in capsys.readouterr().out
+        assert "1 matrix, 1 known-bad list: 0 problems" in capsys.readouterr().out
     project.file("matrices/known_bad.yaml", IDLE)
     assert cli.main(["validate", "tiny"]) == 1
     assert "known_bad.yaml:3:5: MINE matches no cell of any matrix" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -97,9 +98,20 @@ def test_a_plan_needs_no_gpu_and_says_what_does_not_apply(project) -> None:
         [
             "sm90-m-a.new *2 GPUs*skipped: level a.new needs sglang>=99*",
             "left out: sm90-m-a.out: too slow here*",
-            "2 cells, 1 server starts, about *",
+            "2 cells, 1 server start, about *",
         ]
     )
+
+
+def test_one_of_everything_is_one(project) -> None:
+    project.file("matrices/one.yaml", "schema: 1\narch: [sm120]\nmodels: {m: {shape: tiny-llama}}\n")
+    shown = [
+        project.run(*args, matrix="one", sim="1xsm120", inprocess=bool(args)).text for args in ((), ("--gpu-plan",))
+    ]
+    assert "gpuserve: SIMULATED 1 cell of one" in shown[0]
+    assert "SIMULATED: 1 cell: 1 passed; 1 server start\n" in shown[0]
+    assert "1 cell, 1 server start, about " in shown[1]
+    assert not [text for text in shown if re.search(r"\b1 (cells|GPUs|server starts)", text)]
 
 
 def test_collect_only_writes_nothing(project) -> None:
