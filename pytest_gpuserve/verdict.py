@@ -80,13 +80,20 @@ def of_failure(failure: Failure, entries: Sequence[KnownBad]) -> Verdict:
         if entry.expect.explains(failure):
             return Verdict(Outcome.XFAILED, f"{_cite(entry)}: {failure.kind} in {failure.phase}, as expected", entry)
     for entry in expected:
-        phases = "/".join(map(str, entry.expect.phases)) or "any phase"
-        text = (
-            f"{_cite(entry)} expects {entry.expect.kind} in {phases}; this is {failure.kind} in {failure.phase}: "
-            f"{failure.message}"
-        )
-        return Verdict(Outcome.CHANGED, text, entry)
+        return Verdict(Outcome.CHANGED, _changed(failure, entry), entry)
     return Verdict(Outcome.FAILED, failure.message)
+
+
+def _changed(failure: Failure, entry: KnownBad) -> str:
+    """What was expected and what was seen, the news first: a table cuts it. The entry's own words come last."""
+    expect = entry.expect
+    phases = "/".join(map(str, expect.phases)) or "any phase"
+    expected = f"expected {expect.kind} in {phases}"
+    if failure.kind is expect.kind and (not expect.phases or failure.phase in expect.phases):
+        # Then it is the text that differs.
+        expected += f" with {expect.match!r}" if expect.match is not None else f" matching {expect.match_re!r}"
+    text = f"{expected} ({entry.id}), was {failure.kind} in {failure.phase}: {failure.message}"
+    return f"{text}\n{_cite(entry)}" if entry.issue or entry.reason else text
 
 
 def _needed(entry: KnownBad, shows: Mapping[str, frozenset[Kind]]) -> frozenset[str]:

@@ -71,7 +71,17 @@ def test_the_most_specific_entry_that_matches_the_failure_explains_it() -> None:
 def test_changed_says_what_was_expected_and_what_came() -> None:
     found = verdict.of_failure(failure(Kind.CRASH, Phase.WEIGHTS), [entry(phases=(Phase.GRAPH_CAPTURE,))])
     assert found.outcome is Outcome.CHANGED
-    assert found.reason == "KB-1 expects hang in graph-capture; this is crash in weights: boom"
+    assert found.reason == "expected hang in graph-capture (KB-1), was crash in weights: boom"
+
+
+def test_changed_names_the_text_where_only_that_differs_and_cites_the_entry_last() -> None:
+    known = entry(Kind.CRASH, match="no kernel", issue="https://example.org/1", reason="a bug")
+    found = verdict.of_failure(failure(Kind.CRASH, Phase.WEIGHTS, "boom\nbang"), [known])
+    assert found.reason.splitlines() == [
+        "expected crash in any phase with 'no kernel' (KB-1), was crash in weights: boom",
+        "bang",
+        "KB-1 https://example.org/1 (a bug)",
+    ]
 
 
 ALL = frozenset(verdict.SHOWS)
