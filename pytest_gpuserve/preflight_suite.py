@@ -24,5 +24,6 @@ def test_preflight(gpu_cell: Cell, gpuserve_manager: Manager) -> None:
     record = gpuserve_manager.state(gpu_cell).record
     record.resolved = answer["settings"]
     record.notes.append("preflight: only SGLang's arguments were asked; accepted is not supported")
+    record.notes += gpuserve_manager.preflights.notes
     if failure is not None:
         raise ServerFailed(failure)

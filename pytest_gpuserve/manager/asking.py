@@ -10,6 +10,7 @@ from pytest_gpuserve.manager.weights import local_path
 from pytest_gpuserve.models.materialise import materialise
 from pytest_gpuserve.preflight.command import Request, ask, write_records
 from pytest_gpuserve.preflight.record import failure_of
+from pytest_gpuserve.serve.spawn import inherited, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +24,13 @@ __all__ = ["Preflights", "request_of"]
 
 
 def request_of(plan: Plan, cells: Sequence[Cell]) -> Request:
-    """What is asked about `cells`: a folder a model without weights, and the environment under test.
+    """What is asked about `cells`: a folder a model without weights, and the environment that a server would have.
 
     A model that is given as a path and is not here has no folder: its cells are then skipped.
     """
     variables = server_variables(plan.settings)
     python = plan.settings.python
+    env, dropped = inherited(os.environ, variables, python=python)
     folders: dict[str, Path] = {}
     for spec in {cell.model.name: cell.model for cell in cells}.values():
         folder = _folder(spec, python)
@@ -37,7 +39,8 @@ def request_of(plan: Plan, cells: Sequence[Cell]) -> Request:
     return Request(
         cells=cells,
         python=python,
-        env={**os.environ, **variables},
+        env=env,
+        notes=(left_out(dropped),) if dropped else (),
         versions=plan.versions,
         model_dirs=folders,
         entries=plan.entries,
@@ -51,18 +54,21 @@ def _folder(spec: ModelSpec, python: str) -> Path | None:
 
 
 class Preflights:
-    """The answers for the cells of one session, asked all at once when the first is wanted."""
+    """The answers for the cells of one session, asked all at once when the first is wanted; then `notes` on how."""
 
     def __init__(self, plan: Plan, selected: Sequence[str]) -> None:
         self._plan = plan
         self._selected = selected
         self._answers: dict[str, dict[str, Any]] | None = None
+        self.notes: Sequence[str] = ()
 
     def answer(self, cell: Cell) -> dict[str, Any]:
         """The cell's entry of the record (see `preflight.record`); the record is in the run's `preflight.json`."""
         if self._answers is None:
             cells = [self._plan.by_id[one] for one in self._selected]
-            records = ask(request_of(self._plan, cells))
+            request = request_of(self._plan, cells)
+            self.notes = request.notes
+            records = ask(request)
             assert self._plan.folder is not None
             write_records(self._plan.folder / "preflight.json", records)
             self._answers = {one["id"]: one for record in records for one in record["cells"]}

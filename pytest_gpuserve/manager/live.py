@@ -16,6 +16,7 @@ from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.launch import LeaseRequest
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.serve.client import Supervisor
+from pytest_gpuserve.serve.spawn import left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,7 @@ class Live:
         record.env = {**cell.env, **self._spawned.get("env", {})}
         record.timings["phases"] = event.get("phases", {})
         if dropped := self._spawned.get("dropped_env"):
-            note = f"left out of the server's environment: {', '.join(dropped)} (--gpu-server-env lets them through)"
+            note = left_out(dropped)
             if note not in record.notes:
                 record.notes.append(note)
         if event["event"] != "ready":

@@ -29,6 +29,7 @@ class Request:
     """What is asked: the cells of all archs, and the environment that is to answer (see `preflight()`).
 
     `entries` holds the known-bad entries that match a cell, by its id: a rejection they explain is no finding.
+    `notes` is what a reader must know of how it was asked.
     """
 
     cells: Sequence[Cell]
@@ -37,6 +38,7 @@ class Request:
     versions: Mapping[str, str]
     model_dirs: Mapping[str, Path]
     entries: Mapping[str, Sequence[KnownBad]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def ask(request: Request, **pretended: Any) -> list[dict[str, Any]]:
@@ -95,6 +97,8 @@ def preflight_main(argv: Sequence[str], prepare: Callable[[argparse.Namespace], 
     except GpuserveError as error:
         print(error, file=sys.stderr)
         return 2
+    for note in request.notes:
+        print(f"note: {note}")
     found: list[str] = []
     for record in records:
         print("\n".join(summary(record)))

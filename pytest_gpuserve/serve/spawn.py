@@ -26,7 +26,9 @@ __all__ = [
     "command",
     "environment",
     "fill",
+    "inherited",
     "is_secret",
+    "left_out",
     "make_tmpdir",
     "marks",
     "recorded",
@@ -101,18 +103,16 @@ def environment(
     spec: LaunchSpec, caller: Mapping[str, str], *, gpus: Sequence[Gpu], tmpdir: str, marks: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """The server's environment, and the caller's names that were dropped and could have mattered."""
-    dropped = [name for name in caller if _DROPPED.fullmatch(name) and name not in spec.pass_env]
-    env = {name: value for name, value in caller.items() if name not in dropped}
+    env, dropped = inherited(caller, spec.pass_env, python=spec.argv[0])
     home = env.get("HOME") or str(Path.home())
     cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
     # Triton, FlashInfer and tvm-ffi keep compiled kernels under $HOME; inductor alone would use the private TMPDIR,
     # and every cell would compile again.
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/torchinductor")
-    # FlashInfer runs a bare `ninja`: that of the environment under test.
-    env["PATH"] = os.pathsep.join([str(Path(spec.argv[0]).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
     if Path(spec.model_path).is_dir():
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    # Also over what was just set.
     env |= spec.pass_env
     env |= spec.env
     env |= {
@@ -123,7 +123,25 @@ def environment(
         "SPT_NOENV": "1",
     }
     env |= marks
-    return env, sorted(name for name in dropped if not _SILENT.fullmatch(name))
+    return env, dropped
+
+
+def inherited(
+    caller: Mapping[str, str], pass_env: Mapping[str, str], *, python: str
+) -> tuple[dict[str, str], list[str]]:
+    """The caller's environment as whatever asks the SGLang of `python` gets it, a server or a preflight, with
+    `pass_env` let through or set; and the caller's names that were dropped and could have mattered.
+    """
+    dropped = [name for name in caller if _DROPPED.fullmatch(name) and name not in pass_env]
+    env = {name: value for name, value in caller.items() if name not in dropped}
+    # FlashInfer runs a bare `ninja`: that of the environment under test.
+    env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
+    return {**env, **pass_env}, sorted(name for name in dropped if not _SILENT.fullmatch(name))
+
+
+def left_out(dropped: Sequence[str]) -> str:
+    """The note of a record whose server or preflight did not get these variables of the caller's."""
+    return f"left out of the server's environment: {', '.join(dropped)} (--gpu-server-env lets them through)"
 
 
 def marks(run_id: str, lease: str) -> dict[str, str]:
