@@ -6,6 +6,7 @@ own with mode 0777 (or a group's, 2770). Locks on NFS hang for ever or fail with
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -59,7 +60,7 @@ def prepare(path: Path) -> Path:
         _make(path)
         found = path.lstat()
     except OSError as error:
-        raise MachineError(f"the lock directory {path} cannot be read: {error.strerror}. {_NEXT}") from error
+        raise MachineError(f"the lock directory {path} cannot be read: {_why(error)}. {_NEXT}") from error
     if stat.S_ISLNK(found.st_mode):
         raise UsageError(f"the lock directory {path} is a symlink, which could lead the locks anywhere. {_NEXT}")
     if not stat.S_ISDIR(found.st_mode):
@@ -70,13 +71,20 @@ def prepare(path: Path) -> Path:
             f"take a lock that the first one made. Use a directory of its own, such as {path / 'gpuserve'}. {_NEXT}"
         )
     _refuse_network(path.resolve())
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+    if os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        return path
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise MachineError(
-            f"the lock directory {path} (owner uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}) is not "
-            f"writable for uid {os.geteuid()}, or its file system is read-only. "
-            f"Its owner can open it: chmod 0777 {path}. {_NEXT}"
+            f"the lock directory {path} cannot be written to: its file system is read-only (EROFS). {_NEXT}"
         )
-    return path
+    raise MachineError(
+        f"the lock directory {path} (owner uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}) is not "
+        f"writable for uid {os.geteuid()} (EACCES). Its owner can open it: chmod 0777 {path}. {_NEXT}"
+    )
+
+
+def _why(error: OSError) -> str:
+    return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})"
 
 
 def _make(path: Path) -> None:
@@ -87,7 +95,7 @@ def _make(path: Path) -> None:
         draft.mkdir(mode=0o700)
     except OSError as error:
         raise MachineError(
-            f"the lock directory {path} is missing and cannot be made: {error.strerror}. {_NEXT}"
+            f"the lock directory {path} is missing and cannot be made: {_why(error)}. {_NEXT}"
         ) from error
     try:
         draft.chmod(0o777)

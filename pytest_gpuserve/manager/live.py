@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
 from pytest_gpuserve.errors import GpuserveError, UsageError
-from pytest_gpuserve.gpu.lease import default_lock_dir
 from pytest_gpuserve.manager.handle import ServerHandle
 from pytest_gpuserve.manager.launch import SIMULATED_RELEASE, spec_of
 from pytest_gpuserve.model.failure import Failure, Kind
@@ -62,7 +61,7 @@ class Live:
             count=count,
             allowed=tuple(gpu.uuid for gpu in allowed),
             probe=self._plan.probes[cell.arch],
-            lock_dir=str(self._plan.lock_dir or default_lock_dir()),
+            lock_dir=str(self._plan.lock_dir),
             lock_timeout=self._plan.settings.lock_timeout,
             owners=tuple(dict.fromkeys((os.getpid(), *self._plan.owners))),
             run_id=self._plan.run_id,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.errors import FileProblems, UsageError
+from pytest_gpuserve.gpu import lockdir
 from pytest_gpuserve.manager import machine as machines
 from pytest_gpuserve.manager.plan import Plan
 from pytest_gpuserve.manager.weights import missing_model
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _Source = TypeVar("_Source")
 _Content = TypeVar("_Content")
 
-__all__ = ["SIMULATED_VERSIONS", "axes_elsewhere", "prepare", "server_variables", "settle"]
+__all__ = ["SIMULATED_VERSIONS", "axes_elsewhere", "prepare", "require_locks", "server_variables", "settle"]
 
 # What a simulated server claims to be where no SGLang is installed. Reports show it beside the word SIMULATED.
 SIMULATED_VERSIONS = {
@@ -102,7 +103,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         driver=dict(machine.driver),
         gpus=machine.gpus,
         probes=dict(machine.probes),
-        lock_dir=settings.lock_dir,
+        lock_dir=_lock_dir(settings),
         scenario=scenario,
         owners=(os.getpid(),),
     )
@@ -121,12 +122,20 @@ def axes_elsewhere(rootdir: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def settle(plan: Plan, folder: Path, environ: Mapping[str, str] = os.environ) -> Plan:
+def require_locks(plan: Plan) -> None:
+    """UsageError or MachineError if the locks of this run cannot be where it wants them: once, not in every cell.
+
+    Asked before a run has a folder; the directory is made if it is missing. A run that leases nothing needs none.
+    """
+    if plan.settings.launches and plan.lock_dir is not None:
+        lockdir.prepare(plan.lock_dir)
+
+
+def settle(plan: Plan, folder: Path) -> Plan:
     """The plan with its run's folder; the simulated machine is made there, or in $GPUSERVE_SIM_DIR to be shared."""
     if plan.settings.sim is None:
         return dataclasses.replace(plan, folder=folder)
-    shared = environ.get("GPUSERVE_SIM_DIR")
-    place = Path(shared) if shared else folder / "sim"
+    place = _shared_machine() or folder / "sim"
     machine = machines.simulate(plan.settings.sim, place)
     return dataclasses.replace(
         plan,
@@ -170,6 +179,19 @@ def _kept(problems: list[Problem], load: Callable[[_Source], _Content], source: 
     except FileProblems as error:
         problems += error.problems
         return None
+
+
+def _shared_machine() -> Path | None:
+    shared = os.environ.get("GPUSERVE_SIM_DIR")
+    return Path(shared) if shared else None
+
+
+def _lock_dir(settings: Settings) -> Path | None:
+    """None for a simulated machine of this run's own: its locks are beside it."""
+    if settings.lock_dir is not None or settings.sim is None:
+        return settings.lock_dir or lockdir.default_lock_dir()
+    shared = _shared_machine()
+    return shared / "locks" if shared else None
 
 
 def _versions(settings: Settings) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpuserve import schedule
-from pytest_gpuserve.manager.prepare import prepare, settle
+from pytest_gpuserve.manager.prepare import prepare, require_locks, settle
 from pytest_gpuserve.manager.run import Run
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.plugin import active
@@ -79,6 +79,7 @@ class Controller:
         with active.user_errors():
             plan = prepare(self._settings)
             if not (self._settings.plan or config.option.collectonly):
+                require_locks(plan)
                 started = datetime.fromisoformat(plan.started)
                 plan = settle(plan, new_run_folder(self._settings.report, started))
         self._plan = plan

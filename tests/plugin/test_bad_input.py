@@ -126,6 +126,32 @@ def test_a_report_directory_that_cannot_be_written(project) -> None:
     assert (project.path / "taken").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file", "is not a directory."),
+        ("file/below", "cannot be read: Not a directory (ENOTDIR)."),
+        ("sticky", "is sticky (mode 1777)"),
+        ("locked", "is not writable for uid * (EACCES). Its owner can open it: chmod 0777"),
+    ],
+)
+@pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_a_lock_directory_that_can_hold_no_locks(project, monkeypatch, args, place: str, said: str) -> None:
+    project.file("file", "")
+    (project.path / "locked").mkdir()
+    (project.path / "sticky").mkdir()
+    (project.path / "sticky").chmod(0o1777)
+    # root may write anywhere, so what the kernel answers is stood in for.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *a, **k: not str(path).endswith("/locked") and access(path, *a, **k))
+    lock_dir = project.path / place
+    monkeypatch.setenv("GPUSERVE_LOCK_DIR", str(lock_dir))
+    refused(project, *args, match=f"ERROR: the lock directory {lock_dir} *{said}*--gpu-lock-dir (GPUSERVE_LOCK_DIR)*")
+    # Nothing is leased, so nothing is asked of it.
+    for idle in ("--gpu-plan", "--collect-only"):
+        assert project.run(idle, inprocess=True).code == 0
+
+
 def test_an_empty_selection(project) -> None:
     result = project.run("-k", "nothing_like_it", inprocess=True)
     assert result.code == 5

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.manager import prepare as preparing
 from pytest_gpuserve.manager.machine import Machine
-from pytest_gpuserve.manager.prepare import SIMULATED_VERSIONS, prepare
+from pytest_gpuserve.manager.prepare import SIMULATED_VERSIONS, prepare, require_locks
 from pytest_gpuserve.model.gpu import Gpu
 from pytest_gpuserve.model.settings import Settings
 
@@ -77,3 +78,15 @@ def test_a_preflight_goes_by_the_driver_that_it_pretends(planned) -> None:
         assert dict(plan.driver) == driver
     plan = planned({"driver": "580.95.05"}, preflight=True, pretended={"driver": "570.1"})
     assert plan.by_id[NEW].not_applicable == "level a.new needs driver>=580, installed is 570.1"
+
+
+def test_only_what_leases_gpus_needs_a_lock_directory(planned, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for asked in ({"plan": True}, {"preflight": True}):
+        require_locks(planned({}, lock_dir=tmp_path / "file", **asked))
+        require_locks(planned({}, lock_dir=tmp_path / "made", **asked))
+    assert not (tmp_path / "made").exists()
+    with pytest.raises(UsageError, match="is not a directory"):
+        require_locks(planned({}, lock_dir=tmp_path / "file"))
+    require_locks(planned({}, lock_dir=tmp_path / "made"))
+    assert (tmp_path / "made").is_dir()
