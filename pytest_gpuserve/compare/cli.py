@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare import bump_render, compare, render
 from pytest_gpuserve.compare.bump import compare_preflights, records_of
-from pytest_gpuserve.compare.patch import make_patch
+from pytest_gpuserve.compare.lists import KNOWN_BAD, patch_of
 from pytest_gpuserve.errors import GpuserveError, UsageError
 from pytest_gpuserve.report.store import read_json, read_run, write_text_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpuserve.compare.patch import Patch
-    from pytest_gpuserve.compare.values import Comparison
-
-__all__ = ["compare_main", "patch_of"]
-
-KNOWN_BAD = Path("matrices/known_bad.yaml")
+__all__ = ["compare_main"]
 
 
 def compare_main(argv: Sequence[str]) -> int:
@@ -46,45 +41,6 @@ def compare_main(argv: Sequence[str]) -> int:
     return code
 
 
-def patch_of(comparison: Comparison, after: dict[str, Any], known_bad: Sequence[Path], root: Path) -> Patch:
-    """The patch for the lists `known_bad` (or `matrices/known_bad.yaml`), paths relative to `root`.
-
-    New entries go to the first list. Lists below `root` that the record's entries come from are patched too.
-    UsageError for a list in `known_bad` that is not there, or not below `root`.
-    """
-    files: dict[str, str | None] = {}
-    for path in known_bad:
-        if not path.absolute().is_relative_to(root):
-            raise UsageError(f"{path} is outside of {root}: one patch cannot be for two repositories.")
-        if not path.is_file():
-            raise UsageError(f"{path}: no such known-bad list.")
-    # Only the list that nobody named may be missing: then the patch makes it.
-    for path in [*(known_bad or [_default(root)]), *_named(after, root)]:
-        files.setdefault(path.absolute().relative_to(root).as_posix(), _text(path))
-    return make_patch(comparison, after, files, next(iter(files)))
-
-
-def _default(root: Path) -> Path:
-    here = Path.cwd() / KNOWN_BAD
-    return here if here.is_relative_to(root) else root / KNOWN_BAD
-
-
-def _named(record: dict[str, Any], root: Path) -> list[Path]:
-    """The lists that hold the entries of a record's cells, as far as they are here and below `root`."""
-    names = {str((cell.get("known_bad") or {}).get("file") or "") for cell in record["cells"]} - {""}
-    return [path for path in sorted(map(Path, names)) if path.absolute().is_relative_to(root) and path.is_file()]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        # Bytes, not text: newlines must stay as they are, or the patch does not apply.
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}.") from error
-
-
 def _compared(options: argparse.Namespace) -> tuple[str, str | None, int]:
     preflights = [_preflights(path) for path in (options.before, options.after)]
     if all(preflights):
@@ -96,7 +52,7 @@ def _compared(options: argparse.Namespace) -> tuple[str, str | None, int]:
         raise UsageError(f"{which} is a preflight and the other is a run: they say different things about a cell.")
     before, after = read_run(options.before), read_run(options.after)
     comparison = compare(before, after)
-    patch = patch_of(comparison, after, options.known_bad, _root(options.known_bad))
+    patch = patch_of(comparison, after, Path.cwd(), options.known_bad)
     views = {"text": render.text, "markdown": render.markdown, "json": render.as_json}
     return views[options.format](comparison, patch), patch.text, comparison.exit_code
 
@@ -116,12 +72,6 @@ def _preflights(path: Path) -> list[dict[str, Any]] | None:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield None
-
-
-def _root(known_bad: Sequence[Path]) -> Path:
-    """The repository that holds the list, else the current directory: what the patch's paths are relative to."""
-    start = (known_bad[0].absolute() if known_bad else Path.cwd() / KNOWN_BAD).parent
-    return next((folder for folder in (start, *start.parents) if (folder / ".git").exists()), Path.cwd())
 
 
 @contextmanager

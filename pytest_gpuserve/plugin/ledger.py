@@ -30,6 +30,7 @@ from pytest_gpuserve.report.store import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_gpuserve.compare.patch import Patch
     from pytest_gpuserve.manager.plan import Plan
 
 __all__ = ["Ledger"]
@@ -204,12 +205,25 @@ class Ledger:
             self.said.append(f"floors: apply with: git -C {proposal.root} apply {path}")
 
     def _comparison(self) -> str | None:
-        """`--gpu-compare`: what changed against that record, for the reports; never changes the outcome."""
+        """`--gpu-compare`: what changed against that record, as `gpuserve compare` tells it, and the patch that follows
+        beside the record; never changes the outcome.
+        """
         path = self._plan.settings.compare
         if path is None or self.record is None:
             return None
         from pytest_gpuserve.compare import compare, render
+        from pytest_gpuserve.compare.lists import patch_of, repository_of
 
+        root = self._plan.settings.rootdir
         comparison = compare(read_run(path), self.record)
-        self.said += ["", *render.text(comparison).rstrip("\n").splitlines()]
-        return render.markdown(comparison)
+        patch: Patch | None = None
+        try:
+            patch = patch_of(comparison, self.record, root)
+        except GpuserveError as error:
+            self.said.append(f"gpuserve: no patch to the known-bad list: {error}")
+        self.said += ["", *render.text(comparison, patch).rstrip("\n").splitlines()]
+        if patch is not None and patch.text:
+            file = self._folder / "known_bad.patch"
+            write_text_atomic(file, patch.text)
+            self.said.append(f"Apply it with: git -C {repository_of(root)} apply {file}")
+        return render.markdown(comparison, patch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -93,6 +94,28 @@ def test_compare_of_a_run_with_itself(project, monkeypatch, capsys) -> None:
     assert again.code == 0
     assert "Compared: tiny" in again.text
     assert "Compared: tiny" in (again.folder / "summary.md").read_text()
+
+
+BROKEN = "- {when: {attention: flashinfer}, then: {crash: {phase: weights, text: 'RuntimeError: no kernel'}}}"
+
+
+def test_a_run_that_compares_itself_says_what_the_command_says(project, monkeypatch, capsys) -> None:
+    """The same text, the patch with it; and the patch is a file that git takes."""
+    subprocess.run(["git", "init", "-q", project.path], check=True)
+    before = project.run("-k", "flashinfer and ready").folder
+    after = project.run("-k", "flashinfer and ready", "--gpu-compare", str(before), rules=BROKEN)
+    assert after.code == 1
+    monkeypatch.chdir(project.path)
+    capsys.readouterr()
+    assert cli.main(["compare", str(before), str(after.folder)]) == 1
+    said = capsys.readouterr().out
+    assert "+++ b/matrices/known_bad.yaml" in said
+    assert said in after.text
+    assert cli.main(["compare", str(before), str(after.folder), "--format", "markdown"]) == 1
+    assert capsys.readouterr().out.strip() in (after.folder / "summary.md").read_text()
+    command = after.text.partition("Apply it with: ")[2].splitlines()[0]
+    subprocess.run(command.split(), check=True)
+    assert "no kernel" in (project.path / "matrices/known_bad.yaml").read_text()
 
 
 def test_unknown_commands_and_help(capsys) -> None:
