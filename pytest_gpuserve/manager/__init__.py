@@ -6,6 +6,7 @@ machine or a server does: that comes back as a `Gate` or a `Failure`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import verdict
@@ -22,6 +23,7 @@ from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpuserve.manager.handle import ServerHandle
@@ -38,14 +40,20 @@ class Manager:
     """`begin` before each check, `inspect` after it, `end` when the next check wants something else, `finish` a cell.
 
     `selected` are the ids of the cells that run in this session: a baseline that is deselected blocks nothing.
-    `show(cell, event)` gets every event of the supervisor, for a live line.
+    `show(cell, event)` gets every event of the supervisor, for a live line. `untimed()` is entered while a server is
+    started anew in the middle of a check, whose time that is not.
     """
 
     def __init__(
-        self, plan: Plan, selected: Sequence[str], show: Callable[[str, dict[str, Any]], None] | None = None
+        self,
+        plan: Plan,
+        selected: Sequence[str],
+        show: Callable[[str, dict[str, Any]], None] | None = None,
+        untimed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.plan = plan
         self._selected = selected
+        self._untimed = untimed
         self._run = Run(plan)
         self._control = Control(plan, self._run)
         self.measuring = Measuring(plan, self._run)
@@ -263,6 +271,10 @@ class Manager:
 
     def restart(self, cell: Cell) -> ServerHandle | Failure:
         """End the running server and start another on the same GPUs; `server` gives the new one from then on."""
+        with self._untimed():
+            return self._restart(cell)
+
+    def _restart(self, cell: Cell) -> ServerHandle | Failure:
         state = self.state(cell)
         state.handle = None
         self._stop(state)

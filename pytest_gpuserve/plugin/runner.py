@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pytest_gpuserve.plugin.work import cell_of, stage_of, stops_server, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     from pytest_gpuserve.manager.plan import Plan
     from pytest_gpuserve.model.record import CellRecord
@@ -36,6 +38,8 @@ class Runner:
         self._plan = plan
         self._manager: Manager | None = None
         self._check: Check | None = None
+        # The test whose time is limited, and pytest-timeout's settings for it.
+        self._limited: tuple[pytest.Item, Any] | None = None
         self.show: Callable[[str, dict[str, Any]], None] | None = None
         self.on_lost: Callable[[CellRecord], None] | None = None
 
@@ -50,7 +54,7 @@ class Runner:
         """The manager needs to know which cells this session has."""
         if self._plan.folder is not None:
             selected = list(dict.fromkeys(cell.id for cell in map(cell_of, session.items) if cell is not None))
-            self._manager = Manager(self._plan, selected, self.show)
+            self._manager = Manager(self._plan, selected, self.show, self._untimed)
             self._config.stash[MANAGER] = self._manager
 
     # Outermost: pytest-timeout arms its timer in this hook too, and a server's start must not count as the test's time.
@@ -75,7 +79,7 @@ class Runner:
             self._check.gate = self.manager.begin(work.cell, work.need)
             return (yield)
         finally:
-            self._check = None
+            self._check = self._limited = None
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
@@ -83,8 +87,13 @@ class Runner:
         check = self._check
         if check is None:
             return None
+        self._limited = item, settings
         manager, cell = self.manager, check.work.cell
         return timeouts.arm(item, settings, lambda: manager.where(cell), lambda text: manager.last_words(cell, text))
+
+    def _untimed(self) -> AbstractContextManager[None]:
+        """A server is started anew in the middle of a check: none of the test's time, as its first start was none."""
+        return timeouts.suspended(*self._limited) if self._limited is not None else contextlib.nullcontext()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

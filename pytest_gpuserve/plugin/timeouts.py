@@ -5,6 +5,7 @@ Its two methods: `signal` fails the test with a message, `thread` prints all sta
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["arm", "disarm", "name"]
+__all__ = ["arm", "disarm", "name", "suspended"]
 
 # How pytest-timeout's own failure begins.
 _MESSAGE = "Timeout ("
@@ -55,6 +56,14 @@ def arm(item: pytest.Item, settings: Any, where: Callable[[], str], leave: Calla
     item.cancel_timeout = cancel  # type: ignore[attr-defined]
     timer.start()
     return True
+
+
+@contextlib.contextmanager
+def suspended(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """No timer in the middle of the test, while the manager does something that is bounded by itself; then anew."""
+    disarm(item)
+    yield
+    item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def disarm(item: pytest.Item) -> None:

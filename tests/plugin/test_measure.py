@@ -113,6 +113,56 @@ def test_a_grey_result_starts_the_server_again_and_then_decides(project) -> None
     assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
 
 
+ALWAYS_90 = """
+from pytest_gpuserve.manager import measuring
+
+real = measuring.run_load
+
+def steady(url, profile, **more):
+    result = real(url, profile, **more)
+    for window in result.windows:
+        window["output_throughput"] = 90
+    return result
+
+measuring.run_load = steady
+"""
+
+
+FLOOR_100 = """
+  - when: {attention: triton, graphs: on}
+    load: small
+    output_throughput: {at-least: 100, unit: tok/s}
+"""
+NEVER_ENDS = f"""{ALWAYS_90}
+import threading
+decided = measuring.Measured.undecided
+measuring.Measured.undecided = property(lambda one: threading.Event().wait() if one.starts[1:] else decided.fget(one))
+"""
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_further_starts_do_not_count_against_the_tests_own_limit(project, method: str) -> None:
+    """Two more starts of three seconds each under a limit of four: none of them is the test's time."""
+    floors(project, FLOOR_100)
+    project.file("conftest.py", ALWAYS_90)
+    limit = ("--timeout=4", f"--timeout-method={method}")
+    result = project.run(*limit, "-k", "baseline and throughput", rules=rules("{then: {phase-seconds: 0.5}}"))
+    assert result.checks == {("baseline", "throughput"): "failed"}, result.text + result.errors
+    cell = result.cells["baseline"]
+    assert (cell["failure"]["kind"], cell["server_starts"]) == ("slow", 3)
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_the_limit_holds_anew_after_a_further_start(project, method: str) -> None:
+    floors(project, FLOOR_100)
+    project.file("conftest.py", NEVER_ENDS)
+    limit = ("--timeout=4", f"--timeout-method={method}")
+    result = project.run(*limit, "-k", "baseline and throughput", rules=rules())
+    assert result.code == 1
+    assert "Timeout" in result.text + result.errors
+    assert (result.folder / "cells/sm120-m-baseline/server-2.log").exists()
+
+
 NOISE = """
 import itertools
 from pytest_gpuserve.manager import measuring
@@ -131,14 +181,7 @@ measuring.run_load = noisy
 
 
 def test_a_dip_of_3_percent_under_10_percent_noise_is_inconclusive_and_visible(project) -> None:
-    floors(
-        project,
-        """
-  - when: {attention: triton, graphs: on}
-    load: small
-    output_throughput: {at-least: 100, unit: tok/s}
-""",
-    )
+    floors(project, FLOOR_100)
     project.path.joinpath("matrices/tiny.yaml").write_text(
         project.path.joinpath("matrices/tiny.yaml").read_text().replace("windows: 3", "windows: 5")
     )
