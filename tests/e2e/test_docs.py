@@ -92,6 +92,8 @@ baseline: {attention: triton}
 # Loaded by its entry point where the project is installed, by name from a plain checkout.
 PLUGIN = "" if "gpuserve" in {one.name for one in entry_points(group="pytest11")} else "-p pytest_gpuserve.plugin"
 SCENARIO = "schema: 1\ndefaults: {phase-seconds: 0.01, tokens-per-second: 5000, memory-gib: 1}\n"
+# A client that shares the machine keeps up with this, and what is compared with the baseline is clearly faster.
+STEADY = SCENARIO.replace("5000", "1000") + "rules: [{when: {attention: triton}, then: {slow: 1.5}}]\n"
 BREAKS = "rules: [{when: {attention: flashinfer}, then: {crash: {phase: weights, text: 'RuntimeError: no kernel'}}}]\n"
 
 
@@ -137,6 +139,7 @@ def project(tmp_path: Path) -> Path:
     (root / "matrices/known_bad.yaml").write_text("schema: 1\nentries: []\n")
     (root / "fast.yaml").write_text(SCENARIO)
     (root / "broken.yaml").write_text(SCENARIO + BREAKS)
+    (root / "steady.yaml").write_text(STEADY)
     subprocess.run(["git", "init", "-q", root], check=True)
     return root
 
@@ -189,10 +192,20 @@ def test_the_commands_of_a_page(page: Path, project: Path, request: pytest.Fixtu
         assert not command.startswith("pytest") or "SIMULATED" in text
 
 
+TESTS = [(page, number, text) for page in GUIDES for number, text in enumerate(blocks(page, "python"))]
+
+
 @pytest.mark.timeout(120)
-def test_the_test_that_readme_shows_runs_in_its_cells(project: Path) -> None:
-    (project / "test_mine.py").write_text(blocks(ROOT / "README.md", "python")[0])
-    shell("pytest --gpu-matrix sm120 test_mine.py", project, simulated(Run(says="2 passed", env=(ALL,))))
+@pytest.mark.parametrize(("page", "number", "text"), TESTS, ids=[f"{name(page)}-{n}" for page, n, _ in TESTS])
+def test_a_test_that_a_page_shows_runs_in_its_cells(page: Path, number: int, text: str, project: Path) -> None:
+    """With the loads that the page defines."""
+    loads = re.findall(r"`(\w+: \{concurrency: [^`]*\})`", page.read_text())
+    with (project / "matrices/sm120.yaml").open("a") as matrix:
+        matrix.write("".join(["loads:\n", *(f"  {load}\n" for load in loads)]) if loads else "")
+    # The page leaves out what every such file begins with.
+    (project / "test_mine.py").write_text(text if "import pytest" in text else f"import pytest\n{text}")
+    run = Run(says="2 passed", env=(ALL, ("GPUSERVE_SIM_SCENARIO", "steady.yaml")))
+    shell("pytest --gpu-matrix sm120 test_mine.py", project, simulated(run))
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
