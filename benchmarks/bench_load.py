@@ -104,8 +104,13 @@ def our_ceiling(port: int, streams: int, pid: int) -> tuple[float, float]:
     return median(found.samples("output_throughput")), used
 
 
-def bench_serving(python: str, model: Path, url: str, streams: int, output: int, requests: int = 0) -> float:
-    """`output_throughput` of `sglang.bench_serving`, with as many requests as this client's windows have."""
+def bench_serving(
+    python: str, model: Path, url: str, streams: int, output: int, requests: int = 0, meanwhile=lambda: None
+) -> float:
+    """`output_throughput` of `sglang.bench_serving`, with as many requests as this client's windows have.
+
+    `meanwhile` is called when its warm-up is over, as its own run begins.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.jsonl"
         words = [python, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url]
@@ -113,9 +118,15 @@ def bench_serving(python: str, model: Path, url: str, streams: int, output: int,
         words += ["--random-range-ratio", "1", "--num-prompts", str(requests or 6 * streams)]
         words += ["--max-concurrency", str(streams), "--model", str(model), "--tokenizer", str(model)]
         words += ["--warmup-requests", "1", "--disable-tqdm", "--tokenize-prompt", "--output-file", str(result)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | server_env())
-        if done.returncode or not result.exists():
-            raise SystemExit(f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+        env = os.environ | server_env() | {"PYTHONUNBUFFERED": "1"}
+        said = []
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+            for line in process.stdout:
+                said.append(line)
+                if "Starting main benchmark run" in line:
+                    meanwhile()
+        if process.returncode or not result.exists():
+            raise SystemExit(f"{' '.join(words)}\n{''.join(said)[-5000:]}")
         return float(json.loads(result.read_text().splitlines()[-1])["output_throughput"])
 
 

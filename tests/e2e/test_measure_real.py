@@ -32,22 +32,33 @@ axes:
     fp16: {flags: {dtype: float16}}
 baseline: {attention: torch_native, dtype: bf16}
 loads:
-  agree: {concurrency: 1, input: 32, output: 256, windows: 5}
+  agree: {concurrency: 1, input: 32, output: 256, windows: 20}
 """
 AGREE = """
 import json, sys
 from pathlib import Path
+from statistics import harmonic_mean
 sys.path.insert(0, ROOT)
 from benchmarks.bench_load import bench_serving
 
 def test_agree(sglang_server, load, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", sglang_server.api_key)
-    ours, theirs = [], []
+    model = Path(sglang_server.info["model_path"])
+
+    def ours():
+        # One window a request here, and bench_serving's figure is of all requests together: so is the harmonic mean.
+        return harmonic_mean(load("agree")["output_throughput"].samples)
+
+    def theirs(**more):
+        return bench_serving(PYTHON, model, sglang_server.url, 1, 256, requests=24, **more)
+
+    turns = [(ours(), theirs()) for _ in range(5)]
+    together = []
     for _ in range(5):
-        ours.append(load("agree")["output_throughput"].median)
-        model = Path(sglang_server.info["model_path"])
-        theirs.append(bench_serving(PYTHON, model, sglang_server.url, 1, 256, requests=8))
-    Path("speeds.json").write_text(json.dumps([ours, theirs]))
+        mine = []
+        other = theirs(meanwhile=lambda: mine.append(ours()))
+        together.append((*mine, other))
+    Path("speeds.json").write_text(json.dumps([turns, together]))
 """
 
 pytestmark = [
@@ -71,15 +82,22 @@ def run(folder: Path, *arguments: str) -> tuple[dict, str]:
 # A figure of 5 % on a machine that others use too: not for CI.
 @pytest.mark.slow
 def test_output_throughput_is_bench_servings(tmp_path) -> None:
-    """Medians of five runs in turns. One stream: then there are no ramps, which bench_serving counts in."""
+    """One stream: then there are no ramps, which bench_serving counts in. Medians of five runs of each client.
+
+    In turns, and at the same time: the server then decodes both streams in one batch, a token of each at every step, so
+    what else the machine does meets both alike. On a machine that others use too only the second can show 5 %: two runs
+    in turns of the same client differ by 10 to 25 %.
+    """
     (tmp_path / "test_agree.py").write_text(
         AGREE.replace("ROOT", repr(str(ROOT))).replace("PYTHON,", f"{SERVER_PYTHON!r},")
     )
     record, text = run(tmp_path, "test_agree.py", "-k", "baseline")
     assert [check["outcome"] for check in record["checks"]] == ["passed"], text
-    ours, theirs = json.loads((tmp_path / "speeds.json").read_text())
-    print(f"plugin {ours}, bench_serving {theirs}")
-    assert median(ours) == pytest.approx(median(theirs), rel=0.05), (ours, theirs)
+    turns, together = json.loads((tmp_path / "speeds.json").read_text())
+    print(f"plugin and bench_serving, tok/s: in turns {turns}, together {together}")
+    for pairs, allowed in ((together, 0.05), (turns, 0.15)):
+        ours, theirs = zip(*pairs, strict=True)
+        assert median(ours) == pytest.approx(median(theirs), rel=allowed), pairs
 
 
 def test_two_sound_dtypes_pass_every_check(tmp_path) -> None:
