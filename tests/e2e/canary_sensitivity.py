@@ -2,8 +2,9 @@
 
 Run it with the interpreter that has SGLang (torch and safetensors plant the errors), from the project's folder:
 
-    PYTHONPATH=tests/envs/sglang-cpu-shim python tests/e2e/canary_sensitivity.py --out out.json      # CPU engine
-    python tests/e2e/canary_sensitivity.py --device cuda --shape llama-3 --out out.json              # a GPU
+    PYTHONPATH=tests/envs/sglang-cpu-shim python tests/e2e/canary_sensitivity.py --out out.jsonl.gz    # CPU engine
+    python tests/e2e/canary_sensitivity.py --device cuda --shape llama-3 --jobs 4 --out out.jsonl.gz  # a GPU
+    python tests/e2e/canary_sensitivity.py --table out.jsonl.gz                # judge those answers with today's limits
 
 One server start a variant, `--seeds` sets of prompts each, compared with the same prompts' answers of the reference.
 Nothing of SGLang's own files is changed: errors are planted in config.json and in weights; the stale KV page by
@@ -13,6 +14,7 @@ wrapping the prefix cache from `planted/sitecustomize.py`.
 from __future__ import annotations
 
 import argparse
+import gzip
 import http.client
 import json
 import os
@@ -22,7 +24,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +34,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pytest_gpuserve.measure.canary import PARTS, ask, compare, prompts  # noqa: E402
-from pytest_gpuserve.measure.tolerance import TABLE, tolerance_of  # noqa: E402
+from pytest_gpuserve.measure.canary import PARTS, Answer, ask, compare, prompts  # noqa: E402
+from pytest_gpuserve.measure.tolerance import Tolerance, tolerance_of  # noqa: E402
 from pytest_gpuserve.model.cell import ModelSpec  # noqa: E402
+from pytest_gpuserve.models import shapes  # noqa: E402
 from pytest_gpuserve.models.materialise import materialise  # noqa: E402
 
 START = 300.0
@@ -57,12 +62,19 @@ class Variant:
     weights: object = None
     kv: str = "auto"
 
+    @property
+    def file(self) -> str:
+        return "".join(letter if letter.isalnum() else "-" for letter in self.name)
+
 
 def scaled(part: str, factor: float):
-    """Every weight whose name ends in `part` times `factor`."""
+    """Every weight whose name ends in `part` times `factor`: of an fp8 checkpoint its scale."""
 
     def change(name, tensor):
-        return (tensor.float() * factor).to(tensor.dtype) if name.endswith(part) else tensor
+        scale = name.endswith(f"{part}_scale_inv")
+        if scale or (name.endswith(part) and tensor.element_size() > 1):
+            return (tensor.float() * factor).to(tensor.dtype)
+        return tensor
 
     return change
 
@@ -124,6 +136,11 @@ def variants(args, config: dict) -> list[Variant]:
         Variant("one 128 × 128 block's scale × 2", False, weights=block_scaled("mlp.down_proj", 2.0)),
         Variant("scale of the keys + 25 %", False, weights=scaled(key, 1.25)),
     ]
+    stale = {"PLANTED_STALE_PAGE": str(PAGE)}
+    planted += [
+        Variant(f"{kv} KV cache, one stale page", False, ("--kv-cache-dtype", kv), env=stale, kv=kv)
+        for kv in args.sound_kv
+    ]
     return [one for one in (*sound, *planted) if not args.only or any(word in one.name for word in args.only)]
 
 
@@ -131,9 +148,14 @@ def planted_model(model: Path, variant: Variant, folder: Path) -> Path:
     """A copy of the model's folder with the variant's errors in it; the model itself if it has none."""
     if not variant.config and variant.weights is None:
         return model
-    copy = folder / "model"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(model, copy)
+    copy = folder / variant.file / "model"
+    copy.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.suffix == ".safetensors" and variant.weights is None:
+            # Gigabytes that this variant does not change.
+            (copy / file.name).symlink_to(file)
+        elif file.suffix != ".safetensors":
+            shutil.copy(file, copy)
     if variant.config:
         file = copy / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | variant.config))
@@ -141,11 +163,15 @@ def planted_model(model: Path, variant: Variant, folder: Path) -> Path:
         from safetensors.torch import load_file, save_file
 
         changed = 0
-        for file in copy.glob("*.safetensors"):
+        for file in model.glob("*.safetensors"):
             before = load_file(file)
             after = {name: variant.weights(name, tensor) for name, tensor in before.items()}
             changed += sum(after[name] is not tensor for name, tensor in before.items())
-            save_file({name: tensor.contiguous() for name, tensor in after.items()}, file, metadata={"format": "pt"})
+            save_file(
+                {name: tensor.contiguous() for name, tensor in after.items()},
+                copy / file.name,
+                metadata={"format": "pt"},
+            )
         if not changed:
             raise SystemExit(f"{variant.name}: no tensor of {model} was changed")
     return copy
@@ -157,21 +183,34 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def own_flags(args) -> list[str]:
+    """What every server of this device needs; `--flag` comes after, and of a flag given twice SGLang takes the last."""
+    if args.device != "cpu":
+        return []
+    words = "--device cpu --attention-backend torch_native --disable-cuda-graph --mem-fraction-static 0.3"
+    return [*words.split(), "--max-total-tokens", "4096"]
+
+
+def backend_of(words: list[str]) -> str:
+    """The attention backend that was asked for last."""
+    at = [index for index, word in enumerate(words) if word == "--attention-backend"]
+    return words[at[-1] + 1] if at else ""
+
+
 @contextmanager
 def server(args, model: Path, variant: Variant, folder: Path):
     """`send(body)` of a server that is ready; the whole session is ended afterwards."""
     port, nccl = free_port(), free_port()
     words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
-    words += ["--port", str(port), "--nccl-port", str(nccl), "--page-size", str(PAGE), *args.flag, *variant.flags]
+    words += ["--port", str(port), "--nccl-port", str(nccl), "--page-size", str(PAGE)]
+    words += [*own_flags(args), *args.flag, *variant.flags]
     env = {**os.environ, "SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", **variant.env}
     paths = [str(Path(__file__).parent / "planted"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env["PYTHONPATH"] = os.pathsep.join(paths)
     if args.device == "cpu":
-        words += ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"]
-        words += ["--max-total-tokens", "4096", "--mem-fraction-static", "0.3"]
         # One thread: on a busy machine threads that wait for each other cost more than they bring.
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    log = folder / f"{''.join(letter if letter.isalnum() else '-' for letter in variant.name)}.log"
+    log = folder / f"{variant.file}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(words, stdout=out, stderr=out, env=env, start_new_session=True)
 
@@ -200,56 +239,105 @@ def server(args, model: Path, variant: Variant, folder: Path):
         process.wait()
 
 
-def run(args) -> dict:
+def run(args) -> None:
+    """Every variant's answers to `args.out`, a line each, as they come; the reference's first."""
     folder = Path(tempfile.mkdtemp(prefix="gpuserve-canary-"))
-    spec = ModelSpec(name=args.shape, shape=args.shape, layers=args.layers)
+    asked = {"quantization": args.quantization} if args.quantization else {}
+    spec = ModelSpec(name=args.shape, shape=args.shape, layers=args.layers, properties=asked)
     model = materialise(spec, python=sys.executable, env={}, weights=True)
     config = json.loads((model / "config.json").read_text())
     longest = min(config["max_position_embeddings"], 2048)
     plans = [prompts(config["vocab_size"], longest, seed) for seed in range(args.seeds)]
-    with server(args, model, Variant("reference", True), folder) as send:
-        references = [ask(send, plan) for plan in plans]
-    rows = []
-    for variant in variants(args, config):
+    writing = threading.Lock()
+
+    def answer(variant: Variant) -> None:
         begun = time.monotonic()
-        path = planted_model(model, variant, folder)
-        seeds = []
+        backend = backend_of([*own_flags(args), *args.flag, *variant.flags])
+        line = {"variant": variant.name, "sound": variant.sound, "kv": variant.kv, "backend": backend, "answers": []}
         try:
-            with server(args, path, variant, folder) as send:
+            with server(args, planted_model(model, variant, folder), variant, folder) as send:
                 answering = time.monotonic()
-                for plan, reference in zip(plans, references, strict=True):
+                for plan in plans:
                     if time.monotonic() - answering > args.seconds:
                         break
-                    seeds.append(compare(plan, ask(send, plan), reference))
+                    line["answers"].append([one.to_json() for one in ask(send, plan)])
         except NoServer as error:
             # A backend that does not exist on this machine: the others are still worth their time.
-            print(f"| {variant.name} | no server: {str(error).splitlines()[-1][:200]} | | | | |", flush=True)
-            continue
-        row = {
-            "variant": variant.name,
-            "sound": variant.sound,
-            "seeds": len(seeds),
-            "tolerance": tolerance_of(
-                variant.kv, moe="n_routed_experts" in config, quantization=args.quantization
-            ).name,
-            "parts": {
-                part: {
-                    "mean": [one.mean for parts in seeds for one in parts if one.part == part],
-                    "p99": [one.p99 for parts in seeds for one in parts if one.part == part],
-                }
-                for part in PARTS
-            },
-            "seconds": round(time.monotonic() - begun, 1),
+            line["error"] = str(error)[-2000:]
+        finally:
+            shutil.rmtree(folder / variant.file, ignore_errors=True)
+        with writing:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            print(f"{variant.name}: {len(line['answers'])} sets, {time.monotonic() - begun:.0f} s", flush=True)
+
+    with gzip.open(args.out, "wt", compresslevel=6) as out, ThreadPoolExecutor(args.jobs) as pool:
+        head = {
+            "shape": args.shape,
+            "device": args.device,
+            "layers": config["num_hidden_layers"],
+            "vocabulary": config["vocab_size"],
+            "longest": longest,
+            "properties": shapes.properties(args.shape) | asked,
         }
-        rows.append(row)
-        print(line(row), flush=True)
+        out.write(json.dumps(head) + "\n")
+        list(pool.map(answer, [Variant("reference", True), *variants(args, config)]))
     shutil.rmtree(folder, ignore_errors=True)
-    return {"shape": args.shape, "layers": config["num_hidden_layers"], "device": args.device, "rows": rows}
+
+
+def judge(file: Path) -> list[dict]:
+    """A row for every variant of an earlier run, with the comparison and the limits of now."""
+    lines = []
+    # A run that was ended by force leaves a file without an end: what was written is still worth judging.
+    with gzip.open(file, "rt") as read, suppress(EOFError):
+        lines += [json.loads(line) for line in read]
+    head, *lines = lines
+    reference = next(line for line in lines if line["variant"] == "reference")["answers"]
+    rows = []
+    for line in lines:
+        if line["variant"] == "reference":
+            continue
+        if not line["answers"]:
+            print(f"| {line['variant']} | no server: {line['error'].splitlines()[-1][:200]} | | | | |")
+            continue
+        seeds = [
+            compare(prompts(head["vocabulary"], head["longest"], seed), loaded(mine), loaded(theirs))
+            for seed, (mine, theirs) in enumerate(zip(line["answers"], reference, strict=False))
+        ]
+        properties = head["properties"]
+        tolerance = tolerance_of(
+            line["kv"],
+            moe=properties["moe"] == "true",
+            attention=properties["attention"],
+            quantization=properties["quantization"],
+            backend=line["backend"],
+        )
+        rows.append(
+            {
+                "variant": line["variant"],
+                "sound": line["sound"],
+                "seeds": len(seeds),
+                "tolerance": tolerance,
+                "parts": {
+                    part: {
+                        "mean": [one.mean for parts in seeds for one in parts if one.part == part],
+                        "p99": [one.p99 for parts in seeds for one in parts if one.part == part],
+                    }
+                    for part in PARTS
+                },
+            }
+        )
+        print(line_of(rows[-1]))
+    return rows
+
+
+def loaded(answers: list[dict]) -> list[Answer]:
+    return [Answer.from_json(one) for one in answers]
 
 
 def caught(row: dict) -> dict[str, int]:
     """In how many seeds each part is beyond the row's tolerance as it is now, and (`any`) at least one of them."""
-    tolerance = TABLE[row["tolerance"]]
+    tolerance: Tolerance = row["tolerance"]
     beyond = {}
     for part, values in row["parts"].items():
         mean, p99 = tolerance.of(part)
@@ -259,7 +347,7 @@ def caught(row: dict) -> dict[str, int]:
     }
 
 
-def line(row: dict) -> str:
+def line_of(row: dict) -> str:
     """One row of a Markdown table: mean and p99 as the least and the most of all seeds."""
     cells = []
     for part in PARTS:
@@ -277,27 +365,25 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", default="tiny-llama")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--quantization", default="none", help="as the tolerance table names it")
+    parser.add_argument("--quantization", help="as a model entry of a matrix names it")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument(
         "--seconds", type=float, default=240.0, help="of asking, a variant; fewer seeds if it takes more"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="servers at once, on one GPU")
     parser.add_argument("--flag", action="append", default=[], help="for every server, one word each: --flag=--dtype …")
     parser.add_argument("--sound", action="append", default=[], help="a further sound variant, its flags in one text")
     parser.add_argument("--sound-kv", action="append", default=[], help="a KV cache dtype that is sound")
     parser.add_argument("--only", action="append", default=[], help="variants whose name holds this text")
-    parser.add_argument("--out", type=Path, help="write every seed's figures as JSON")
-    parser.add_argument("--table", type=Path, help="judge the figures of an earlier run's --out again; starts nothing")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="start the servers and write all their answers here (.jsonl.gz)")
+    what.add_argument("--table", type=Path, help="only judge the answers of an earlier run's --out; starts nothing")
     args = parser.parse_args()
-    print("| variant | | prefill: mean, p99 | cached | decode | caught |\n|---|---|---|---|---|---|")
-    if args.table:
-        result = json.loads(args.table.read_text())
-        print("\n".join(map(line, result["rows"])))
-    else:
-        result = run(args)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1))
-    wrong = [row for row in result["rows"] if caught(row)["any"] != (0 if row["sound"] else row["seeds"])]
+        run(args)
+    print("| variant | | prefill: mean, p99 | cached | decode | caught |\n|---|---|---|---|---|---|")
+    rows = judge(args.out or args.table)
+    wrong = [row for row in rows if caught(row)["any"] != (0 if row["sound"] else row["seeds"])]
     for row in wrong:
         print(f"NOT as it should be: {row['variant']}: caught {caught(row)['any']} of {row['seeds']}")
     return 1 if wrong else 0
