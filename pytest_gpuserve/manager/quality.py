@@ -215,7 +215,9 @@ def _tolerance(cell: Cell, resolved: Mapping[str, Any]) -> Tolerance:
     return tolerance_of(
         str(resolved.get("kv_cache_dtype") or cell.flags.get("kv-cache-dtype") or "auto"),
         moe=str(properties.get("moe", "")).lower() == "true",
+        attention=str(properties.get("attention", "")),
         quantization=str(resolved.get("quantization") or properties.get("quantization") or "none"),
+        backend=str(resolved.get("prefill_attention_backend") or resolved.get("attention_backend") or ""),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -173,28 +174,52 @@ def test_text_of_real_weights(text, wrong) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "moe", "quantization", "row"),
+    ("kv", "moe", "attention", "quantization", "row"),
     [
-        ("auto", False, "none", "16-bit, dense"),
-        ("bf16", True, "none", "16-bit, MoE"),
-        ("fp8_e4m3", False, "none", "fp8 KV cache, dense"),
-        ("fp8_e5m2", True, "", "fp8 KV cache, MoE"),
-        ("nvfp4", False, "none", "quantized weights or fp4 KV cache"),
-        ("auto", True, "modelopt_fp4", "quantized weights or fp4 KV cache"),
+        ("auto", False, "gqa", "none", "16-bit, dense"),
+        ("bf16", True, "gqa", "none", "16-bit, MoE"),
+        ("auto", True, "mla", "none", "16-bit, MLA"),
+        ("fp8_e4m3", False, "gqa", "none", "fp8_e4m3 KV cache, dense"),
+        ("fp8_e5m2", False, "", "none", "fp8_e5m2 KV cache, dense"),
+        ("fp8_e5m2", True, "gqa", "", "fp8 KV cache, MoE"),
+        ("fp8_e4m3", True, "dsa", "none", "fp8 KV cache, MLA"),
+        ("auto", True, "mla", "fp8", "fp8 weights"),
+        ("auto", False, "gqa", "w8a8_fp8", "fp8 weights"),
+        ("nvfp4", False, "gqa", "none", "other quantized weights or fp4 KV cache"),
+        ("auto", True, "gqa", "modelopt_fp4", "other quantized weights or fp4 KV cache"),
     ],
 )
-def test_the_tolerance_of_a_server(kv, moe, quantization, row) -> None:
-    found = tolerance_of(kv, moe=moe, quantization=quantization)
+def test_the_tolerance_of_a_server(kv, moe, attention, quantization, row) -> None:
+    found = tolerance_of(kv, moe=moe, attention=attention, quantization=quantization, backend="triton")
     assert found is TABLE[row]
     assert found.source
 
 
-def test_every_row_says_what_it_was_measured_by_and_is_no_tighter_than_16_bit() -> None:
-    least = TABLE["16-bit, dense"]
+@pytest.mark.parametrize(("kv", "quantization"), [("fp8_e4m3", "none"), ("fp8_e5m2", "none"), ("fp8_e4m3", "fp8")])
+def test_a_backend_that_computes_prefill_in_fp8_may_differ_there_as_much_as_behind_a_cached_prefix(
+    kv, quantization
+) -> None:
+    """fa3 on an H200: 0.279 in prefill, where triton moves not one bit (docs/evidence/sm90.md)."""
+    rows = {
+        backend: tolerance_of(kv, moe=False, attention="gqa", quantization=quantization, backend=backend)
+        for backend in ("triton", "fa3")
+    }
+    assert rows["fa3"].prefill == rows["triton"].cached
+    assert rows["fa3"].decode == rows["triton"].decode
+    assert rows["fa3"].name != rows["triton"].name
+
+
+def test_the_page_shows_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "measurement.md").read_text()
+    for row in TABLE.values():
+        limits = " | ".join(f"{mean:g} / {p99:g}" for mean, p99 in (row.prefill, row.cached, row.decode))
+        assert f"| {row.name} | {limits} | {row.source} |\n" in page
+
+
+def test_every_row_says_what_it_was_measured_by_and_catches_what_prefill_can_only_see() -> None:
     for row in TABLE.values():
         assert row.source
-        for part in ("prefill", "cached", "decode"):
-            assert all(mine >= theirs for mine, theirs in zip(row.of(part), least.of(part), strict=True))
+        assert row.prefill[0] <= row.cached[0]
 
 
 REPLACED = Fallback("attention-backend", "attention backend replaced by triton", "Setting attention backend to triton.")
