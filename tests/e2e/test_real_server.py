@@ -273,6 +273,7 @@ def test_a_killed_scheduler_is_a_crash_that_names_it(project, shared_memory):
 def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory):
     """SGLang finishes its whole start before it finds its port taken, then hangs, deaf to SIGTERM."""
     taken: list[socket.socket] = []
+    over = threading.Event()
 
     def take() -> None:
         def main_with_port() -> int | None:
@@ -281,11 +282,12 @@ def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory)
                     return int(words[words.index("--port") + 1])
             return None
 
-        found: list[int] = []
-        wait_for(lambda: bool(found) or bool((port := main_with_port()) and not found.append(port)), STARTED)
+        while (port := main_with_port()) is None:
+            if over.wait(0.05):
+                return
         occupant = socket.socket()
         occupant.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        occupant.bind(("127.0.0.1", found[0]))
+        occupant.bind(("127.0.0.1", port))
         occupant.listen()
         taken.append(occupant)
 
@@ -294,10 +296,11 @@ def test_a_taken_port_is_infra_and_the_next_block_serves(project, shared_memory)
     try:
         code, output = project.run("--gpu-matrix", "baseline.yaml")
     finally:
+        over.set()
         thread.join(60)
         for occupant in taken:
             occupant.close()
-    assert taken
+    assert taken, output
     assert code == 0, output
     (cell,) = project.record()["cells"]
     assert (cell["outcome"], cell["server_starts"]) == ("passed", 2)
