@@ -13,7 +13,7 @@ import pytest
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.prepare import prepare, require_locks, settle
 from pytest_gpuserve.manager.run import Run
-from pytest_gpuserve.model.words import number
+from pytest_gpuserve.model.words import machine, number
 from pytest_gpuserve.plugin import active
 from pytest_gpuserve.plugin.ledger import Ledger
 from pytest_gpuserve.plugin.live_line import LiveLine
@@ -97,14 +97,11 @@ class Controller:
         """Which matrix, on which machine, with what."""
         plan = self.plan
         names = ", ".join(f"{name} ({matrix.path})" for name, matrix in plan.matrices.items())
-        counted: dict[str, int] = {}
-        for gpu in plan.gpus:
-            counted[gpu.name] = counted.get(gpu.name, 0) + 1
-        machine = ", ".join(f"{count} x {name}" for name, count in counted.items()) or "no GPU"
+        gpus = machine(((gpu.name, gpu.arch) for gpu in plan.gpus), {cell.arch for cell in plan.cells}) or "no GPU"
         told = "SIMULATED " if plan.simulated else ""
         lines = [
             f"gpuserve: {told}{number(len(plan.cells), 'cell')} of {names}",
-            f"gpuserve: {machine}; sglang {plan.versions.get('sglang', 'unknown')} in {plan.settings.python}",
+            f"gpuserve: {gpus}; sglang {plan.versions.get('sglang', 'unknown')} in {plan.settings.python}",
         ]
         return lines + ([f"gpuserve: writes to {plan.folder}"] if plan.folder else [])
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.model.outcome import RED, Outcome
-from pytest_gpuserve.model.words import number
+from pytest_gpuserve.model.words import machine, number
 from pytest_gpuserve.report.describe import (
     COLUMNS,
     blame,
@@ -117,9 +117,9 @@ def _failure_row(cell: dict[str, Any], second: str = "entry") -> tuple[str, ...]
 
 def _stack(run: Mapping[str, Any]) -> list[str]:
     names = versions_of(run)
-    gpus = sorted({str(gpu.get("name", "")) for gpu in run.get("gpus") or ()})
+    gpus = [(str(gpu.get("name", "")), str(gpu.get("arch", ""))) for gpu in run.get("gpus") or ()]
     lines = ["## What it ran on", ""]
     lines += [f"- {escape(name)} {escape(text)}" for name, text in names.items()]
     if gpus:
-        lines.append(f"- {len(run['gpus'])} × {escape(', '.join(gpus))}")
+        lines.append(f"- {escape(machine(gpus, {str(cell.get('arch')) for cell in run['cells']}))}")
     return [*lines, f"- {number(run['server_starts'], 'server start')}, {escape(str(run['started']))}", ""]
