@@ -176,7 +176,13 @@ TABLE: tuple[Option, ...] = (
         kind="switch",
     ),
     Option("report", "Where records, logs and reports go, relative to rootdir", _path, "DIR", default=".gpuserve"),
-    Option("compare", "After the run, compare with this record; never changes the exit code", _file, "FILE"),
+    Option(
+        "compare",
+        "After the run, compare with this record, or with the latest run of a report directory; never changes the exit "
+        "code",
+        _file,
+        "FILE",
+    ),
     Option("budget", "Start no new cell after that many minutes; the rest is not-run", _positive, "MINUTES"),
     Option(
         "server-python",

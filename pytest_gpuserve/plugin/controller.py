@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpuserve import schedule
+from pytest_gpuserve.errors import GpuserveError, UsageError
 from pytest_gpuserve.manager.prepare import prepare, require_locks, settle
 from pytest_gpuserve.manager.run import Run
 from pytest_gpuserve.model.words import machine, number
@@ -20,11 +21,12 @@ from pytest_gpuserve.plugin.live_line import LiveLine
 from pytest_gpuserve.plugin.planning import plan_lines
 from pytest_gpuserve.plugin.runner import REPORT
 from pytest_gpuserve.plugin.work import cell_of
-from pytest_gpuserve.report.store import new_run_folder
+from pytest_gpuserve.report.store import new_run_folder, read_run
 from pytest_gpuserve.report.terminal import summary
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
+    from pathlib import Path
 
     from pytest_gpuserve.manager.plan import Plan
     from pytest_gpuserve.model.cell import Cell
@@ -43,7 +45,9 @@ class Controller:
         self._settings = settings
         self._plan: Plan | None = None
         self._ledger: Ledger | None = None
-        self._selected: tuple[str, ...] = ()
+        # None until the collection is known.
+        self._selected: tuple[str, ...] | None = None
+        self._interrupted = False
         self._line: LiveLine | None = None
         self._failed = 0
         if settings.plan:
@@ -78,6 +82,8 @@ class Controller:
         config = self._config
         with active.user_errors():
             plan = prepare(self._settings)
+            # Read before this run has a folder: of a report directory the latest run is meant, which is not this one.
+            before = _record_before(self._settings.compare) if self._settings.compare else None
             if not (self._settings.plan or config.option.collectonly):
                 require_locks(plan)
                 started = datetime.fromisoformat(plan.started)
@@ -85,7 +91,7 @@ class Controller:
         self._plan = plan
         self._line = LiveLine(config)
         if plan.folder is not None:
-            self._ledger = Ledger(plan, [sys.argv[0], *map(str, config.invocation_params.args)])
+            self._ledger = Ledger(plan, [sys.argv[0], *map(str, config.invocation_params.args)], before)
         if not self._distributed:
             runner = active.collect_and_run(config, plan)
             runner.show = self._line.event
@@ -163,6 +169,11 @@ class Controller:
         category = "skipped" if report.skipped else "error" if report.when in ("setup", "teardown") else "failed"
         return category, _WORDS[outcome], (outcome.upper(), {"red": category != "skipped", "yellow": report.skipped})
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        """A second Ctrl-C, while pytest looks at the first, leaves the session without its exit status."""
+        self._interrupted = True
+
     # Innermost: the workers and the manager have ended, and pytest's terminal summary is still to come.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -175,19 +186,24 @@ class Controller:
             if self._settings.plan and self._selected and not session.testsfailed:
                 session.exitstatus = pytest.ExitCode.OK
             if self._ledger is not None:
-                interrupted = session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-                self._ledger.finish(complete=not interrupted)
+                ended = session.exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+                self._ledger.finish(complete=ended and not self._interrupted)
                 if self._ledger.unwritten and session.exitstatus == pytest.ExitCode.OK:
                     # Whoever reads the record would read an older one, or none.
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table of cells, or the plan."""
-        if self._plan is None:
+        if self._plan is None or self._selected is None:
             return
         tr = terminalreporter
         if not self._selected:
-            tr.write_line(f"gpuserve: no cell is selected, of {len(self.plan.cells)} in the matrix", yellow=True)
+            if not tr.stats.get("error"):
+                tr.write_line(
+                    f"gpuserve: no cell is selected, of {len(self.plan.cells)} in the matrix; --gpu-plan without -k "
+                    "and without paths shows them",
+                    yellow=True,
+                )
         elif self._settings.plan:
             tr.write_sep("=", "SIMULATED plan" if self.plan.simulated else "plan")
             for text in plan_lines(self.plan, self._selected):
@@ -203,6 +219,13 @@ class Controller:
         if self._settings.preflight:
             return "preflight: accepted by SGLang's arguments, which is never supported"
         return "SIMULATED cells" if self.plan.simulated else "cells"
+
+
+def _record_before(path: Path) -> dict[str, Any]:
+    try:
+        return read_run(path)
+    except GpuserveError as error:
+        raise UsageError(f"--gpu-compare: {error}") from error
 
 
 def _outcome_of(report: Any) -> str | None:

@@ -20,7 +20,6 @@ from pytest_gpuserve.plugin.work import name_of
 from pytest_gpuserve.report import github, markdown
 from pytest_gpuserve.report.store import (
     Events,
-    read_run,
     run_header,
     run_record,
     write_json_atomic,
@@ -38,11 +37,12 @@ __all__ = ["Ledger"]
 
 class Ledger:
     """Fed by the controller's hooks. `record` is run.json's content once `finish` was called, `said` what to print,
-    `unwritten` whether something of it is in no file.
+    `unwritten` whether something of it is in no file. `before` is the record to compare with.
     """
 
-    def __init__(self, plan: Plan, command: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, command: Sequence[str], before: dict[str, Any] | None = None) -> None:
         assert plan.folder is not None
+        self._before = before
         self._plan = plan
         self._folder = plan.folder
         self._run = Run(plan)
@@ -205,17 +205,16 @@ class Ledger:
             self.said.append(f"floors: apply with: git -C {proposal.root} apply {path}")
 
     def _comparison(self) -> str | None:
-        """`--gpu-compare`: what changed against that record, as `gpuserve compare` tells it, and the patch that follows
-        beside the record; never changes the outcome.
+        """`--gpu-compare`: what changed since the record before, as `gpuserve compare` tells it, and the patch that
+        follows beside the record; never changes the outcome.
         """
-        path = self._plan.settings.compare
-        if path is None or self.record is None:
+        if self._before is None or self.record is None:
             return None
         from pytest_gpuserve.compare import compare, render
         from pytest_gpuserve.compare.lists import patch_of, repository_of
 
         root = self._plan.settings.rootdir
-        comparison = compare(read_run(path), self.record)
+        comparison = compare(self._before, self.record)
         patch: Patch | None = None
         try:
             patch = patch_of(comparison, self.record, root)

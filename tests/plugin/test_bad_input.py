@@ -112,6 +112,18 @@ def test_a_bad_scenario_and_a_bad_known_bad_list(project) -> None:
     refused(project, "--gpu-known-bad", str(bad), match="*bad.yaml:3:*")
 
 
+@pytest.mark.parametrize("content", ["not JSON", "[]", "{}", '{"schema": 99}', "\xff"])
+@pytest.mark.parametrize("args", [(), ("-n", "2"), ("--gpu-plan",)], ids=["one process", "xdist", "plan"])
+def test_a_record_to_compare_with_that_is_none(project, args, content: str) -> None:
+    bad = project.path / "bad.json"
+    bad.write_bytes(content.encode("latin-1"))
+    refused(project, *args, "--gpu-compare=bad.json", match=f"ERROR: --gpu-compare: {bad}: *")
+
+
+def test_a_report_directory_to_compare_with_that_has_no_run(project) -> None:
+    refused(project, "--gpu-compare=matrices", match="ERROR: --gpu-compare: */matrices: no run in this folder*")
+
+
 def test_the_interpreter(project) -> None:
     refused(project, "--gpu-server-python=/nonexistent/python", match="*/nonexistent/python*")
     refused(project, f"--gpu-server-python={sys.executable}", match="*sglang*")

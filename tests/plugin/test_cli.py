@@ -96,6 +96,13 @@ def test_compare_of_a_run_with_itself(project, monkeypatch, capsys) -> None:
     assert "Compared: tiny" in (again.folder / "summary.md").read_text()
 
 
+def test_a_run_compares_with_the_latest_before_it(project) -> None:
+    """A report directory stands for its latest run, and once this run has begun that is this run."""
+    project.run("-k", "flashinfer and ready")
+    after = project.run("-k", "flashinfer and ready", "--gpu-compare=.gpuserve", rules=BROKEN)
+    assert "1 BROKE" in after.text
+
+
 BROKEN = "- {when: {attention: flashinfer}, then: {crash: {phase: weights, text: 'RuntimeError: no kernel'}}}"
 
 

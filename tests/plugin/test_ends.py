@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -102,6 +103,19 @@ def test_a_timeout_by_thread_kills_pytest_and_the_server_goes_too(project) -> No
     assert result.code == 1
     assert "Timeout" in result.text + result.errors
     clean(project)
+
+
+def test_a_second_ctrl_c_at_once_leaves_no_record_that_says_complete(project) -> None:
+    """It finds pytest at the traceback of the first one: the session has no exit status of an interruption yet."""
+    project.file("conftest.py", "def pytest_keyboard_interrupt(excinfo): raise KeyboardInterrupt")
+    project.file("test_mine.py", SLOW)
+    process = start(project, "test_mine.py", "-k", "baseline")
+    wait_for((project.path / "running").exists)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    clean(project)
+    record = json.loads((project.path / ".gpuserve/runs/latest/run.json").read_text())
+    assert not record["complete"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
