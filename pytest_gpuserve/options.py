@@ -289,6 +289,10 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> S
         raise pytest.UsageError("--gpu-sim-scenario scripts a simulated machine: give --gpu-sim NxARCH with it")
     if settings.plan and settings.preflight:
         raise pytest.UsageError("--gpu-plan and --gpu-preflight are two different questions: give one of them")
+    if settings.preflight and settings.sim:
+        raise pytest.UsageError(
+            "--gpu-preflight asks the SGLang that is installed, and needs no GPU: leave --gpu-sim (GPUSERVE_SIM) out"
+        )
     return settings
 
 

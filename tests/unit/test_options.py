@@ -55,9 +55,10 @@ def test_every_option_can_be_given_in_every_way(resolve, pytester: pytest.Pytest
         "start-timeout": "9",
     }
     simulated = ("--gpu-sim", "1xsm120")
-    default = resolve(*simulated)
     for option in options.TABLE:
-        extra = () if option.name == "sim" else simulated
+        # A scenario is for a simulation, and a preflight contradicts one.
+        extra = simulated if option.name == "sim-scenario" else ()
+        default = resolve(*extra)
         if option.kind == "switch":
             by_flag, text = resolve(*extra, option.flag), "true"
         else:
@@ -135,6 +136,7 @@ def test_a_virtual_environments_interpreter_is_not_resolved_to_the_one_it_links_
     ("args", "message"),
     [
         (("--gpu-matrix", "a", "--gpu-plan", "--gpu-preflight"), "give one of them"),
+        (("--gpu-matrix", "a", "--gpu-sim", "1xsm120", "--gpu-preflight"), "needs no GPU: leave --gpu-sim .* out"),
         (("--gpu-matrix", "a", "--gpu-sim-scenario", "s.yaml"), "give --gpu-sim NxARCH with it"),
     ],
 )
