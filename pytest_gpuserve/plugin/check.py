@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve import verdict
+from pytest_gpuserve.errors import MachineError
 from pytest_gpuserve.failing import ServerFailed
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.outcome import Outcome, worst
@@ -66,6 +67,9 @@ class Check:
         if report.skipped:
             return Verdict(Outcome.SKIPPED, _reason_of(report))
         if report.failed:
+            if isinstance(error, MachineError):
+                # A full disk, say, under what the check wanted to write.
+                return self._failed(Failure.of(Kind.INFRA, Phase.SERVING, str(error)))
             return self._failed(_assertion(report, error))
         return Verdict(Outcome.PASSED) if report.when == "call" else None
 
@@ -99,8 +103,7 @@ class Check:
             report.outcome = "failed"
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
-            if outcome is not Outcome.FAILED:
-                _label(report, found)
+            _label(report, found)
 
     def _show_xpassed(self, report: pytest.TestReport, found: Verdict) -> None:
         if found.entry is None or not found.entry.confirmed:
@@ -143,7 +146,9 @@ def _label(report: pytest.TestReport, found: Verdict) -> None:
     """Put the outcome's word into the report's text and into the line of the short summary."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        crash.message = f"{found.outcome}: {crash.message}"
+        message = crash.message.removeprefix("ServerFailed: ")
+        said = found.outcome is Outcome.FAILED or message.startswith(f"{found.outcome} ")
+        crash.message = message if said else f"{found.outcome}: {message}"
     if found.entry is not None:
         report.sections.append((f"gpuserve: {found.outcome}", found.reason))
 

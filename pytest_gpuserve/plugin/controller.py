@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.errors import GpuserveError, UsageError
-from pytest_gpuserve.manager.prepare import prepare, require_locks, settle
+from pytest_gpuserve.manager.prepare import SIMULATED_VERSIONS, prepare, require_locks, settle
 from pytest_gpuserve.manager.run import Run
 from pytest_gpuserve.model.words import machine, number
 from pytest_gpuserve.plugin import active
@@ -105,9 +105,11 @@ class Controller:
         names = ", ".join(f"{name} ({matrix.path})" for name, matrix in plan.matrices.items())
         gpus = machine(((gpu.name, gpu.arch) for gpu in plan.gpus), {cell.arch for cell in plan.cells}) or "no GPU"
         told = "SIMULATED " if plan.simulated else ""
+        invented = plan.simulated and plan.versions == SIMULATED_VERSIONS
+        source = "(SIMULATED)" if invented else f"in {plan.settings.python}"
         lines = [
             f"gpuserve: {told}{number(len(plan.cells), 'cell')} of {names}",
-            f"gpuserve: {gpus}; sglang {plan.versions.get('sglang', 'unknown')} in {plan.settings.python}",
+            f"gpuserve: {gpus}; sglang {plan.versions.get('sglang', 'unknown')} {source}",
         ]
         return lines + ([f"gpuserve: writes to {plan.folder}"] if plan.folder else [])
 

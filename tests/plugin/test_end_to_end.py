@@ -22,6 +22,7 @@ def test_every_cell_is_started_once_checked_and_recorded(project, args) -> None:
     assert record["simulated"] is True
     assert record["outcomes"] == {"passed": 3}
     assert "SIMULATED" in result.text
+    assert "; sglang 0.5.23 (SIMULATED)" in result.text
     assert "SIMULATED" in (result.folder / "summary.md").read_text()
     for cell in record["cells"]:
         assert cell["server_starts"] == 1
@@ -39,7 +40,8 @@ def test_every_cell_is_started_once_checked_and_recorded(project, args) -> None:
 
 
 @pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["one process", "xdist"])
-def test_a_failing_baseline_blocks_its_deltas_and_nothing_deadlocks(project, args) -> None:
+def test_a_failing_baseline_blocks_its_deltas_and_nothing_deadlocks(project, monkeypatch, args) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     result = project.run(
         *args,
         "--gpu-no-control",
@@ -51,8 +53,25 @@ def test_a_failing_baseline_blocks_its_deltas_and_nothing_deadlocks(project, arg
     baseline = result.cells["baseline"]
     assert (baseline["failure"]["kind"], baseline["failure"]["phase"]) == ("crash", "weights")
     assert "bad weights" in baseline["failure"]["message"]
+    result.run.stdout.fnmatch_lines(["ERROR gpuserve/suite.py::test_ready[[]*] - crash in weights: *"])
     assert result.cells["graphs.off"]["reason"] == "the baseline sm120-m-baseline is failed (crash in weights)"
     assert result.checks["baseline", "answers"] == "blocked"
+
+
+def test_a_check_that_the_machine_stopped_is_no_failure_of_the_cells(project) -> None:
+    """A disk that is full under what a check writes, say. The line of the summary begins with what happened."""
+    project.file(
+        "test_mine.py",
+        """
+        from pytest_gpuserve.errors import MachineError
+        def test_writes(sglang_server): raise MachineError("cannot write answers: No space left on device")
+        """,
+    )
+    result = project.run("test_mine.py", "-k", "baseline")
+    assert result.code == 1
+    assert result.outcomes == {"baseline": "infra"}
+    assert result.cells["baseline"]["failure"]["message"] == "cannot write answers: No space left on device"
+    result.run.stdout.fnmatch_lines(["INFRA test_mine.py::test_writes*"])
 
 
 def test_a_deselected_baseline_blocks_nothing(project) -> None:
