@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve import __version__
-from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.errors import GpuserveError, UsageError
 from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ def _lock_dir(name: str, description: str | None, arguments: Sequence[str]) -> P
     )
     given: Path | None = parser.parse_args(arguments).lock_dir
     named = os.environ.get("GPUSERVE_LOCK_DIR")
-    return given or (Path(named).expanduser() if named else default_lock_dir())
+    lock_dir = given or (Path(named).expanduser() if named else default_lock_dir())
+    if lock_dir.exists() and not lock_dir.is_dir():
+        raise UsageError(f"the lock directory {lock_dir} is not a directory (--lock-dir, GPUSERVE_LOCK_DIR)")
+    return lock_dir
 
 
 def _status(arguments: Sequence[str]) -> int:

@@ -26,9 +26,10 @@ from pytest_gpuserve.model.words import number
 from pytest_gpuserve.preflight.run import PRETENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from pytest_gpuserve.errors import Problem
+    from pytest_gpuserve.manager.machine import Machine
     from pytest_gpuserve.matrix.expand import LeftOut
     from pytest_gpuserve.matrix.scenario import Scenario
     from pytest_gpuserve.matrix.types import Matrix
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _Source = TypeVar("_Source")
 _Content = TypeVar("_Content")
 
-__all__ = ["SIMULATED_VERSIONS", "axes_elsewhere", "prepare", "require_locks", "server_variables", "settle"]
+__all__ = ["SIMULATED_VERSIONS", "levels_elsewhere", "prepare", "require_locks", "server_variables", "settle"]
 
 # What a simulated server claims to be where no SGLang is installed. Reports show it beside the word SIMULATED.
 SIMULATED_VERSIONS = {
@@ -74,7 +75,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
     gives the plan its folder.
     """
     machine = machines.machine_of(settings)
-    matrices, known_bad, scenario = _read(settings, machine.archs)
+    matrices, known_bad, scenario = _read(settings, machine)
     archs = {name: machines.archs_of(matrix, machine, settings) for name, matrix in matrices.items()}
     for name, matrix in matrices.items():
         machines.require(matrix, archs[name], machine, settings)
@@ -113,13 +114,16 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
     return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, references))
 
 
-def axes_elsewhere(rootdir: Path) -> frozenset[str]:
-    """The axes of all matrices that could be named here: a test's mark may be meant for another one than runs now."""
-    found: set[str] = set()
+def levels_elsewhere(rootdir: Path) -> dict[str, set[str]]:
+    """The levels of each axis in all matrices that could be named here: a test's mark may be meant for another one than
+    runs now.
+    """
+    found: dict[str, set[str]] = {}
     for path in available(rootdir).values():
         with contextlib.suppress(FileProblems):
-            found.update(load_matrix(path).axes)
-    return frozenset(found)
+            for axis, levels in load_matrix(path).axes.items():
+                found.setdefault(axis, set()).update(levels)
+    return found
 
 
 def require_locks(plan: Plan) -> None:
@@ -146,13 +150,11 @@ def settle(plan: Plan, folder: Path) -> Plan:
     )
 
 
-def _read(
-    settings: Settings, archs_here: Sequence[str]
-) -> tuple[dict[str, Matrix], tuple[KnownBad, ...], Scenario | None]:
+def _read(settings: Settings, machine: Machine) -> tuple[dict[str, Matrix], tuple[KnownBad, ...], Scenario | None]:
     """What is in the files of a run. FileProblems with the problems of all of them, of whatever kind they are."""
     problems: list[Problem] = []
     matrices: dict[str, Matrix] = {}
-    for path in find_matrices(settings.matrix, settings.rootdir, archs_here):
+    for path in find_matrices(settings.matrix, settings.rootdir, machine.archs, machine.without):
         matrix = _kept(problems, load_matrix, path)
         if matrix is None:
             continue
@@ -218,11 +220,12 @@ def _refuse_twins(cells: Iterable[Cell]) -> None:
 
 def _fitted(cell: Cell, plan: Plan) -> Cell:
     """The cell, marked not applicable if this machine cannot hold it or its model is not here."""
-    if cell.not_applicable or plan.settings.plan:
+    # A plan may be made where none of these GPUs are: there it says what a machine that has them would do.
+    if cell.not_applicable or (plan.settings.plan and cell.arch not in {gpu.arch for gpu in plan.gpus}):
         return cell
     reason = None
     fitting = plan.gpus_for(cell)
-    if plan.settings.launches and len(fitting) < cell.gpus:
+    if not plan.settings.preflight and len(fitting) < cell.gpus:
         least = f" of at least {cell.model.min_memory_gib:g} GiB" if cell.model.min_memory_gib else ""
         reason = f"needs {number(cell.gpus, f'{cell.arch} GPU')}{least}, {len(fitting)} here"
     elif not plan.simulated and cell.model.optional:

@@ -35,18 +35,18 @@ def available(rootdir: Path) -> dict[str, Path]:
     return found
 
 
-def find_matrices(names: Sequence[str], rootdir: Path, archs_here: Sequence[str]) -> list[Path]:
+def find_matrices(names: Sequence[str], rootdir: Path, archs_here: Sequence[str], without: str = "") -> list[Path]:
     """The files of `names`, each once, in order. UsageError that lists what there is for a name that is none.
 
     A name is a file, else `ROOTDIR/matrices/NAME.yaml`, else the shipped one. `auto` stands for the matrices named
     like the archs here, or else like their families (`sm121`, else `sm12x`); the project's, of either name, before the
-    shipped ones.
+    shipped ones. `without` says why there are no archs here, if so.
     """
     there = available(rootdir)
     paths: list[Path] = []
     for name in names:
         if name == "auto":
-            paths += _of_archs(archs_here, rootdir, there)
+            paths += _of_archs(archs_here, rootdir, there, without)
         else:
             paths.append(_of_name(name, rootdir, there))
     unique: dict[Path, Path] = {}
@@ -90,16 +90,19 @@ def _of_name(name: str, rootdir: Path, there: dict[str, Path]) -> Path:
     if name == KNOWN_BAD:
         raise UsageError(f"{KNOWN_BAD} is the list of known failures, not a matrix. {_listed(there)}")
     close = did_you_mean(name, there)
-    hint = close.partition("; known:")[0]
+    hint = close.partition("; known:")[0] or "."
     raise UsageError(
         f"there is no matrix '{name}'{hint} {_listed(there)} "
         f"Give a file, or the name of one in {rootdir / 'matrices'} or {packaged_dir()}."
     )
 
 
-def _of_archs(archs_here: Sequence[str], rootdir: Path, there: dict[str, Path]) -> list[Path]:
+def _of_archs(archs_here: Sequence[str], rootdir: Path, there: dict[str, Path], without: str) -> list[Path]:
     if not archs_here:
-        raise UsageError(f"'auto' is the matrix of the GPUs here, and there are none. {_listed(there)}")
+        why = f": {without.rstrip('.')}" if without else ""
+        # The reason may name these already.
+        hint = "" if "--gpu-plan" in why else " Name one, with --gpu-plan, --gpu-preflight or --gpu-sim 8xsm120."
+        raise UsageError(f"'auto' is the matrix of the GPUs here, and there are none{why}. {_listed(there)}{hint}")
     found = []
     for arch in dict.fromkeys(archs_here):
         named = [there[name] for name in (arch, family_of(arch)) if name in there]

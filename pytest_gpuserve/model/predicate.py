@@ -50,6 +50,11 @@ class Term:
         object.__setattr__(self, "_values", frozenset(wanted for wanted, match in found.items() if match is None))
         object.__setattr__(self, "_comparisons", tuple((m[1], m[2]) for m in found.values() if m is not None))
 
+    @property
+    def values(self) -> frozenset[str]:
+        """The alternatives that are values, not comparisons."""
+        return self._values
+
     def holds(self, facts: Mapping[str, object]) -> bool:
         """True if the fact exists and equals, or compares with, one of the alternatives."""
         if self.name not in facts:

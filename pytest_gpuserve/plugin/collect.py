@@ -10,8 +10,9 @@ import pytest
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.measuring import loads_of
-from pytest_gpuserve.manager.prepare import axes_elsewhere
-from pytest_gpuserve.markers import arguments, throughput_floors
+from pytest_gpuserve.manager.prepare import levels_elsewhere
+from pytest_gpuserve.markers import arguments, gpus_wanted, throughput_floors
+from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.predicate import Predicate
 from pytest_gpuserve.plugin.work import cell_of, stage_of
@@ -57,7 +58,7 @@ class Collection:
         self._ids = [cell.id for cell in plan.cells]
         self._rank = {cell_id: rank for rank, cell_id in enumerate(self._ids)}
         self._suite = _suite_of(plan)
-        self._elsewhere: frozenset[str] | None = None
+        self._elsewhere: dict[str, set[str]] | None = None
         self.measured = [] if plan.settings.preflight else [cell for cell in plan.cells if loads_of(plan, cell)]
         self._asked: list[str] = self._take_arguments(config)
 
@@ -96,6 +97,8 @@ class Collection:
             pytest.fail(
                 "@pytest.mark.throughput_floor is about the fixture `load`, which this test does not use", pytrace=False
             )
+        # A wrong mark is told here, as this test's own error: what is raised later ends pytest itself.
+        gpus_wanted(metafunc.definition.iter_markers("gpus"), 1)
         if "gpu_cell" in metafunc.fixturenames:
             cells = self._cells_for(metafunc.definition)
             ids = self._ids if len(cells) == len(self._ids) else [cell.id for cell in cells]
@@ -116,7 +119,7 @@ class Collection:
                 pytest.fail(
                     f"@pytest.mark.gpu_cells knows no {', '.join(unknown)} here; it knows {known}", pytrace=False
                 )
-            predicates.append(Predicate.of(wanted))
+            predicates.append(self._known(Predicate.of(wanted)))
         return [
             cell
             for cell, facts in ((cell, facts_of(cell)) for cell in self.plan.cells)
@@ -126,9 +129,27 @@ class Collection:
     def _is_fact(self, name: str) -> bool:
         if name in _FACTS or name.startswith(_PREFIXES) or name in self.plan.axes:
             return True
+        return name in self._levels_elsewhere()
+
+    def _levels_elsewhere(self) -> dict[str, set[str]]:
         if self._elsewhere is None:
-            self._elsewhere = axes_elsewhere(self.plan.settings.rootdir)
-        return name in self._elsewhere
+            self._elsewhere = levels_elsewhere(self.plan.settings.rootdir)
+        return self._elsewhere
+
+    def _known(self, predicate: Predicate) -> Predicate:
+        """The predicate, unless it names a level that no matrix has: its test would never run, silently."""
+        for term in predicate.terms:
+            levels = {level for matrix in self.plan.matrices.values() for level in matrix.axes.get(term.name, ())}
+            if term.values <= levels or (term.name not in self.plan.axes and term.name not in self._levels_elsewhere()):
+                continue
+            levels |= self._levels_elsewhere().get(term.name, set())
+            for value in sorted(term.values - levels):
+                pytest.fail(
+                    f"@pytest.mark.gpu_cells: no matrix has a level {value!r} of {term.name}"
+                    f"{did_you_mean(value, sorted(levels))}",
+                    pytrace=False,
+                )
+        return predicate
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

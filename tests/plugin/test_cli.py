@@ -66,6 +66,10 @@ def test_status_and_reap_where_nothing_is(tmp_path, capsys, monkeypatch) -> None
     monkeypatch.setenv("GPUSERVE_LOCK_DIR", str(tmp_path / "ours"))
     assert cli.main(["status"]) == 0
     assert str(tmp_path / "ours") in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    for command in ("status", "reap"):
+        assert cli.main([command, "--lock-dir", str(tmp_path / "file")]) == 2
+        assert f"the lock directory {tmp_path / 'file'} is not a directory" in capsys.readouterr().err
 
 
 def test_status_names_who_holds_a_gpu(project, capsys) -> None:

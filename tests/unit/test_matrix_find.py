@@ -45,7 +45,7 @@ def test_auto_is_the_matrices_of_the_archs_here_each_once(rootdir):
     ("name", "archs", "message"),
     [
         ("sm12", [], r"there is no matrix 'sm12'; did you mean 'sm12.'\? There are: .*lab.*sm120.*cpu"),
-        ("nothing-like-it", [], r"there is no matrix 'nothing-like-it' There are: "),
+        ("nothing-like-it", [], r"there is no matrix 'nothing-like-it'\. There are: "),
         ("none/sm120.yaml", [], r"the matrix file none/sm120\.yaml does not exist\. There are: "),
         ("..", [], r"there is no matrix '\.\.'"),
         ("./", [], r"the matrix file \./ is a folder"),
@@ -58,6 +58,16 @@ def test_auto_is_the_matrices_of_the_archs_here_each_once(rootdir):
 def test_what_cannot_be_found(rootdir, name, archs, message):
     with pytest.raises(UsageError, match=message):
         find_matrices([name], rootdir, archs)
+
+
+@pytest.mark.parametrize("without", ["", "no GPU", "there is no driver. Without a GPU: --gpu-plan, --gpu-sim 8xsm120."])
+def test_auto_without_a_gpu_says_why_and_what_can_be_done_instead(rootdir, without):
+    with pytest.raises(UsageError) as refused:
+        find_matrices(["auto"], rootdir, [], without)
+    said = str(refused.value)
+    assert without.rstrip(".") in said
+    assert "lab" in said
+    assert said.count("--gpu-plan") == said.count("--gpu-sim 8xsm120") == 1
 
 
 def test_the_known_bad_lists_each_once(rootdir, tmp_path):

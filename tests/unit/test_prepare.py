@@ -80,6 +80,18 @@ def test_a_preflight_goes_by_the_driver_that_it_pretends(planned) -> None:
     assert plan.by_id[NEW].not_applicable == "level a.new needs driver>=580, installed is 570.1"
 
 
+def test_a_plan_skips_what_this_machine_cannot_hold_unless_it_has_no_such_gpu(planned, tmp_path, monkeypatch) -> None:
+    (tmp_path / "matrices/tiny.yaml").write_text(
+        "schema: 1\narch: [sm120]\nmodels: {m: {shape: tiny-llama, gpus: 2}}\n"
+    )
+    (cell,) = planned({}, plan=True).cells
+    assert cell.not_applicable == "needs 2 sm120 GPUs, 1 here"
+    settings = Settings(rootdir=tmp_path, report=tmp_path / "report", matrix=("tiny",), plan=True)
+    monkeypatch.setattr(preparing.machines, "machine_of", lambda _: Machine(without="no GPU"))
+    (cell,) = prepare(settings).cells
+    assert cell.not_applicable is None
+
+
 def test_only_what_leases_gpus_needs_a_lock_directory(planned, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for asked in ({"plan": True}, {"preflight": True}):
