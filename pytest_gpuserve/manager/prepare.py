@@ -201,11 +201,15 @@ def _versions(settings: Settings) -> dict[str, str]:
 
     try:
         return read_versions(settings.python, server_variables(settings))
-    except UsageError:
+    except UsageError as error:
         # A simulation needs no SGLang; but an environment that was named must be one.
-        if settings.sim is None or settings.server_python is not None:
+        if settings.server_python is not None:
             raise
-        return dict(SIMULATED_VERSIONS)
+        if settings.sim is not None:
+            return dict(SIMULATED_VERSIONS)
+        if settings.plan:
+            raise UsageError(f"{error}; a plan for the versions of the simulation: add --gpu-sim 8xsm120") from None
+        raise
 
 
 def _refuse_twins(cells: Iterable[Cell]) -> None:

@@ -92,6 +92,16 @@ def test_a_plan_skips_what_this_machine_cannot_hold_unless_it_has_no_such_gpu(pl
     assert cell.not_applicable is None
 
 
+def test_a_plan_without_an_sglang_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_) -> None:
+        raise UsageError("python has no SGLang")
+
+    monkeypatch.setattr("pytest_gpuserve.serve.environment.read_versions", none)
+    settings = Settings(rootdir=tmp_path, report=tmp_path / "report", matrix=("cpu",), plan=True)
+    with pytest.raises(UsageError, match=r"has no SGLang; a plan for the versions of the simulation: add --gpu-sim"):
+        prepare(settings)
+
+
 def test_only_what_leases_gpus_needs_a_lock_directory(planned, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for asked in ({"plan": True}, {"preflight": True}):
