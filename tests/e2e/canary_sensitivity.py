@@ -247,7 +247,8 @@ def run(args) -> None:
     model = materialise(spec, python=sys.executable, env={}, weights=True)
     config = json.loads((model / "config.json").read_text())
     longest = min(config["max_position_embeddings"], 2048)
-    plans = [prompts(config["vocab_size"], longest, seed) for seed in range(args.seeds)]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    plans = [prompts(config["vocab_size"], longest, seed) for seed in seeds]
     writing = threading.Lock()
 
     def answer(variant: Variant) -> None:
@@ -278,6 +279,7 @@ def run(args) -> None:
             "layers": config["num_hidden_layers"],
             "vocabulary": config["vocab_size"],
             "longest": longest,
+            "first_seed": args.first_seed,
             "properties": shapes.properties(args.shape) | asked,
         }
         out.write(json.dumps(head) + "\n")
@@ -302,7 +304,7 @@ def judge(file: Path) -> list[dict]:
             continue
         seeds = [
             compare(prompts(head["vocabulary"], head["longest"], seed), loaded(mine), loaded(theirs))
-            for seed, (mine, theirs) in enumerate(zip(line["answers"], reference, strict=False))
+            for seed, (mine, theirs) in enumerate(zip(line["answers"], reference, strict=False), head["first_seed"])
         ]
         properties = head["properties"]
         tolerance = tolerance_of(
@@ -366,7 +368,8 @@ def main() -> int:
     parser.add_argument("--shape", default="tiny-llama")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--quantization", help="as a model entry of a matrix names it")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=20, help="sets of prompts")
+    parser.add_argument("--first-seed", type=int, default=0, help="others than limits were set by: 20")
     parser.add_argument(
         "--seconds", type=float, default=240.0, help="of asking, a variant; fewer seeds if it takes more"
     )
