@@ -52,7 +52,7 @@ def normalise(line: str) -> str:
 def signature_of(line: str) -> str:
     """The normalised line (at most 160 characters) and the first 8 hex digits of its SHA-256."""
     text = normalise(line)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     return f"{text[:160]} #{digest}" if text else f"#{digest}"
 
 

@@ -47,7 +47,7 @@ class Controller:
         self._ledger: Ledger | None = None
         # None until the collection is known.
         self._selected: tuple[str, ...] | None = None
-        self._interrupted = False
+        self._interrupted = self._broken = False
         self._line: LiveLine | None = None
         self._failed = 0
         if settings.plan:
@@ -176,6 +176,11 @@ class Controller:
         """A second Ctrl-C, while pytest looks at the first, leaves the session without its exit status."""
         self._interrupted = True
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self) -> None:
+        """An xdist worker's costs the tests it had, and nothing else: xdist itself ends the run with 0 then."""
+        self._broken = True
+
     # Innermost: the workers and the manager have ended, and pytest's terminal summary is still to come.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -189,7 +194,9 @@ class Controller:
                 session.exitstatus = pytest.ExitCode.OK
             if self._ledger is not None:
                 ended = session.exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-                self._ledger.finish(complete=ended and not self._interrupted)
+                self._ledger.finish(complete=ended and not self._interrupted and not self._broken)
+                if self._broken and session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
                 if self._ledger.unwritten and session.exitstatus == pytest.ExitCode.OK:
                     # Whoever reads the record would read an older one, or none.
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -163,6 +163,11 @@ class Runner:
             self._close(check, report)
         return report
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_to_serializable(self) -> Generator[None, Any, Any]:
+        """Half a character, as a broken model may answer with one, cannot be sent by execnet, and ends the worker."""
+        return _sendable((yield))
+
     def _retire(self, check: Check, report: pytest.TestReport) -> None:
         """The cell's last check passed, as did all before it: are entries proved wrong?"""
         state = self.manager.state(check.work.cell)
@@ -197,6 +202,15 @@ def _same_server(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         return False
     mine, other = cell_of(item), cell_of(nextitem)
     return mine is not None and other is not None and (mine.id, stage_of(item)[0]) == (other.id, stage_of(nextitem)[0])
+
+
+def _sendable(value: Any) -> Any:
+    """The same with lone surrogates spelt out."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_sendable(name): _sendable(item) for name, item in value.items()}
+    return type(value)(map(_sendable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _suspicion(error: BaseException | None) -> float:

@@ -83,8 +83,9 @@ def table(run: Mapping[str, Any], width: int) -> list[Line]:
 def next_steps(run: Mapping[str, Any]) -> list[Line]:
     """What a person can do now: the edit that retires each entry whose bug is gone."""
     lines: list[Line] = []
+    told = "SIMULATED: " if run["simulated"] else ""
     for entry in retirements(run):
-        passes = f"{entry.file}:{entry.line}: {entry.id} passes ({number(len(entry.cells), 'cell')})"
+        passes = f"{told}{entry.file}:{entry.line}: {entry.id} passes ({number(len(entry.cells), 'cell')})"
         if entry.confirmed:
             lines.append((f"{passes}; retire it: {entry.edit}", {"yellow": True}))
         else:

@@ -58,6 +58,31 @@ def test_a_failing_baseline_blocks_its_deltas_and_nothing_deadlocks(project, mon
     assert result.checks["baseline", "answers"] == "blocked"
 
 
+@pytest.mark.parametrize("args", [(), ("-n", "1")], ids=["one process", "xdist"])
+def test_half_a_character_in_a_failure_costs_no_result(project, args) -> None:
+    project.file("test_mine.py", "def test_it(sglang_server): print('\\ud83d'); raise ValueError('said \\ud83d')\n")
+    result = project.run("test_mine.py", "-k", "baseline", *args)
+    assert result.code == 1, result.text
+    assert result.outcomes == {"baseline": "failed"}
+    assert "INTERNALERROR" not in result.text
+
+
+def test_a_worker_that_breaks_is_never_green(project) -> None:
+    """xdist tells of it, and then exits with 0."""
+    project.file(
+        "conftest.py",
+        """
+        import os
+        def pytest_runtest_makereport():
+            assert "PYTEST_XDIST_WORKER" not in os.environ, "broken"
+        """,
+    )
+    project.file("test_mine.py", "def test_it(gpu_cell): pass\n")
+    result = project.run("test_mine.py", "-n", "1")
+    assert result.code == 3
+    assert result.record["complete"] is False
+
+
 def test_a_check_that_the_machine_stopped_is_no_failure_of_the_cells(project) -> None:
     """A disk that is full under what a check writes, say. The line of the summary begins with what happened."""
     project.file(
