@@ -109,9 +109,11 @@ def block_scaled(part: str, factor: float, layer: int = 0, block: int = 128):
 
 def variants(args, config: dict) -> list[Variant]:
     mla = "kv_lora_rank" in config
-    query = "q_b_proj.weight" if mla else "q_proj.weight"
+    # Where queries and keys are normed, their projections' scale is taken out again.
+    kind = "norm" if config["model_type"].startswith("qwen3") else "proj"
+    query = "q_b_proj.weight" if mla else f"q_{kind}.weight"
     head = config["v_head_dim"] if mla else config["head_dim"]
-    key = "kv_b_proj.weight" if mla else "k_proj.weight"
+    key = "kv_b_proj.weight" if mla else f"k_{kind}.weight"
     rope = dict(config.get("rope_parameters") or {})
     theta = rope.get("rope_theta") or config.get("rope_theta", 10000.0)
 
