@@ -66,7 +66,8 @@ TABLE: dict[str, Tolerance] = {
             cached=(0.08, 1.0),
             decode=(0.09, 1.0),
             source="estimate: twice what float16 moved Qwen3-MoE of 2 layers on CPU, 0.031 / 0.17 (prefill), 0.036 / "
-            "0.21 (cached), 0.032 / 0.15 (decode), where rope theta +1 % moved 0.050; the minis have 4 layers that route",
+            "0.21 (cached), 0.032 / 0.15 (decode), where rope theta +1 % moved 0.050; the minis have 4 layers that "
+            "route",
         ),
         Tolerance(
             name="fp8_e4m3 KV cache, dense",
