@@ -56,8 +56,8 @@ class Controller:
 
     @property
     def _distributed(self) -> bool:
-        """True if xdist's workers run the tests."""
-        return bool(getattr(self._config.option, "tx", None))
+        """True if xdist's workers run the tests. For `--collect-only` xdist starts none."""
+        return bool(getattr(self._config.option, "tx", None)) and not self._config.option.collectonly
 
     @property
     def plan(self) -> Plan:

@@ -76,6 +76,17 @@ def test_the_plan_says_what_is_expected_and_launches_nothing(project) -> None:
         assert result.folder is None
 
 
+def test_with_xdist_too_collect_only_lists_the_checks(project) -> None:
+    """xdist starts no workers for it, and leaves the collection to this process."""
+    result = project.run("--collect-only", "-q", "-n", "2", "-k", "ready", inprocess=True)
+    assert result.code == 0, result.text
+    assert [line for line in result.text.splitlines() if "::" in line] == [
+        "gpuserve/suite.py::test_ready[sm120-m-baseline]",
+        "gpuserve/suite.py::test_ready[sm120-m-attention.flashinfer]",
+        "gpuserve/suite.py::test_ready[sm120-m-graphs.off]",
+    ]
+
+
 def test_a_plan_needs_no_gpu_and_says_what_does_not_apply(project) -> None:
     project.file(
         "matrices/two.yaml",
