@@ -67,6 +67,7 @@ RUN = {
     "pytest --gpu-matrix sm120 --gpu-sim 8xsm120": Run(),
     "pytest --gpu-matrix auto --gpu-server-python=/opt/sglang/bin/python": Run(),
     "pytest --gpu-matrix sm120 --gpu-plan": Run(says="2 server starts"),
+    "pytest --gpu-matrix sm120 --gpu-sim 8xsm120 --gpu-plan": Run(says="SIMULATED plan"),
     "pytest --gpu-matrix auto": Run(),
     "pytest --gpu-matrix auto -n 4": Run(),
     "gpuserve compare before.json after.json": Run((1,), "BROKE"),
