@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.edit import Uneditable, scalar
+from pytest_gpuserve.compare.lists import repository_above
 from pytest_gpuserve.compare.patch import unified
 from pytest_gpuserve.matrix.schema import load_matrix
 from pytest_gpuserve.matrix.source import parse_yaml
 from pytest_gpuserve.matrix.types import METRICS
 from pytest_gpuserve.measure.stats import proposed_floor
-from pytest_gpuserve.model.words import number
+from pytest_gpuserve.model.words import counted, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,8 +42,7 @@ def propose(record: Mapping[str, Any], matrices: Iterable[Matrix], rootdir: Path
     """What `record`, a run.json, supports. A cell that has an absolute floor for the load keeps it, and is named."""
     diffs: list[str] = []
     said: list[str] = []
-    # `git apply` takes names from the top of the repository; without one, from pytest's root.
-    top = next((one for one in (rootdir, *rootdir.parents) if (one / ".git").exists()), rootdir)
+    top = repository_above(rootdir, rootdir)
     for matrix in matrices:
         entries, kept = _entries(record, matrix)
         said += kept
@@ -102,8 +102,7 @@ def _rounded(value: float) -> str:
 
 def _source(cell: Mapping[str, Any], one: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """How it was measured, for whoever reads the floor."""
-    names = [gpu["name"] for gpu in cell["gpus"]]
-    gpus = f"{len(names)} x {names[0]}" if names else "no GPU"
+    gpus = counted(gpu["name"] for gpu in cell["gpus"]) or "no GPU"
     simulated = "SIMULATED, " if record.get("simulated") else ""
     versions = record.get("versions") or {}
     return (

@@ -14,15 +14,20 @@ if TYPE_CHECKING:
     from pytest_gpuserve.compare.patch import Patch
     from pytest_gpuserve.compare.values import Comparison
 
-__all__ = ["KNOWN_BAD", "patch_of", "repository_of"]
+__all__ = ["KNOWN_BAD", "patch_of", "repository_above", "repository_of"]
 
 KNOWN_BAD = Path("matrices/known_bad.yaml")
+
+
+def repository_above(folder: Path, otherwise: Path) -> Path:
+    """The repository that holds `folder`, else `otherwise`: `git apply` takes a patch's names from its top."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), otherwise)
 
 
 def repository_of(project: Path, known_bad: Sequence[Path] = ()) -> Path:
     """The repository that holds the list, else the project: what the patch's paths are relative to."""
     start = (known_bad[0].absolute() if known_bad else project / KNOWN_BAD).parent
-    return next((folder for folder in (start, *start.parents) if (folder / ".git").exists()), project)
+    return repository_above(start, project)
 
 
 def patch_of(comparison: Comparison, after: dict[str, Any], project: Path, known_bad: Sequence[Path] = ()) -> Patch:

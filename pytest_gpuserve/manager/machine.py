@@ -13,6 +13,7 @@ from pytest_gpuserve.gpu import open_probe
 from pytest_gpuserve.gpu.sim import create
 from pytest_gpuserve.gpu.visible import bound
 from pytest_gpuserve.model.arch import CPU, is_arch
+from pytest_gpuserve.model.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,11 +41,7 @@ class Machine:
 
     def describe(self) -> str:
         """`8 x sm120 (NVIDIA RTX PRO 6000)`, or why there is nothing."""
-        counted: dict[tuple[str, str], int] = {}
-        for gpu in self.gpus:
-            if gpu.arch != CPU:
-                counted[gpu.arch, gpu.name] = counted.get((gpu.arch, gpu.name), 0) + 1
-        return ", ".join(f"{count} x {arch} ({name})" for (arch, name), count in counted.items()) or self.without
+        return counted(f"{gpu.arch} ({gpu.name})" for gpu in self.gpus if gpu.arch != CPU) or self.without
 
 
 def simulate(machine: str, folder: Path) -> Machine:
