@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIXED_FACTS",
+    "PREFIXES",
     "Vocabulary",
     "admits",
     "describe",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 FIXED_FACTS = ("arch", "gpus", "model")
-_PREFIXES = ("model.", "flag.", "env.")
+PREFIXES = ("model.", "flag.", "env.")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _FAMILY = re.compile(r"sm\d{1,2}x")
@@ -83,9 +84,9 @@ def _known(reader: Reader, node: Node, name: str, vocabulary: Vocabulary) -> boo
         close = did_you_mean(name, [*vocabulary.values, *FIXED_FACTS])
         reader.add(where, f"unknown fact '{name}' in {node.path}{close}")
         return False
-    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
     if "." in name and (not prefix or name == prefix):
-        close = did_you_mean(name.partition(".")[0] + ".", _PREFIXES)
+        close = did_you_mean(name.partition(".")[0] + ".", PREFIXES)
         reader.add(
             where, f"unknown fact '{name}' in {node.path}: an axis, arch, gpus, model, or model.*, flag.*, env.*{close}"
         )

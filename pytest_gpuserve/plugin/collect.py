@@ -13,6 +13,7 @@ from pytest_gpuserve.manager.measuring import loads_of
 from pytest_gpuserve.manager.prepare import levels_elsewhere
 from pytest_gpuserve.markers import arguments, gpus_wanted, throughput_floors
 from pytest_gpuserve.matrix.walk import did_you_mean
+from pytest_gpuserve.matrix.when import FIXED_FACTS, PREFIXES
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.predicate import Predicate
 from pytest_gpuserve.plugin.work import cell_of, stage_of
@@ -27,8 +28,10 @@ __all__ = ["BUILT_IN", "Collection"]
 
 BUILT_IN = "gpuserve"
 THROUGHPUT = "test_throughput"
-_FACTS = ("arch", "gpus", "model")
-_PREFIXES = ("model.", "flag.", "env.")
+
+
+def _is_no_axis(name: str) -> bool:
+    return name in FIXED_FACTS or name.startswith(PREFIXES)
 
 
 class _BuiltIn(pytest.Module):
@@ -115,7 +118,7 @@ class Collection:
             _, wanted = arguments(mark)
             unknown = [name for name in wanted if not self._is_fact(name)]
             if unknown:
-                known = ", ".join([*self.plan.axes, *_FACTS, *(f"{prefix}NAME" for prefix in _PREFIXES)])
+                known = ", ".join([*self.plan.axes, *FIXED_FACTS, *(f"{prefix}NAME" for prefix in PREFIXES)])
                 pytest.fail(
                     f"@pytest.mark.gpu_cells knows no {', '.join(unknown)} here; it knows {known}", pytrace=False
                 )
@@ -127,9 +130,7 @@ class Collection:
         ]
 
     def _is_fact(self, name: str) -> bool:
-        if name in _FACTS or name.startswith(_PREFIXES) or name in self.plan.axes:
-            return True
-        return name in self._levels_elsewhere()
+        return _is_no_axis(name) or name in self.plan.axes or name in self._levels_elsewhere()
 
     def _levels_elsewhere(self) -> dict[str, set[str]]:
         if self._elsewhere is None:
@@ -140,7 +141,7 @@ class Collection:
         """The predicate, unless it names a level that no matrix has: its test would never run, silently."""
         for term in predicate.terms:
             levels = {level for matrix in self.plan.matrices.values() for level in matrix.axes.get(term.name, ())}
-            if term.values <= levels or (term.name not in self.plan.axes and term.name not in self._levels_elsewhere()):
+            if _is_no_axis(term.name) or term.values <= levels:
                 continue
             levels |= self._levels_elsewhere().get(term.name, set())
             for value in sorted(term.values - levels):
