@@ -104,7 +104,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         driver=dict(machine.driver),
         gpus=machine.gpus,
         probes=dict(machine.probes),
-        lock_dir=_lock_dir(settings),
+        lock_dir=_lock_dir(settings, _shared_machine()),
         scenario=scenario,
         owners=(os.getpid(),),
     )
@@ -146,7 +146,7 @@ def settle(plan: Plan, folder: Path) -> Plan:
         folder=folder,
         gpus=machine.gpus,
         probes=dict(machine.probes),
-        lock_dir=plan.lock_dir or place / "locks",
+        lock_dir=_lock_dir(plan.settings, place),
     )
 
 
@@ -188,12 +188,11 @@ def _shared_machine() -> Path | None:
     return Path(shared) if shared else None
 
 
-def _lock_dir(settings: Settings) -> Path | None:
-    """None for a simulated machine of this run's own: its locks are beside it."""
+def _lock_dir(settings: Settings, simulated: Path | None) -> Path | None:
+    """Those of a simulated machine are in its own place; None while it has none."""
     if settings.lock_dir is not None or settings.sim is None:
         return settings.lock_dir or lockdir.default_lock_dir()
-    shared = _shared_machine()
-    return shared / "locks" if shared else None
+    return simulated / "locks" if simulated else None
 
 
 def _versions(settings: Settings) -> dict[str, str]:
