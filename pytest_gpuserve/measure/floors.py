@@ -11,6 +11,7 @@ from pytest_gpuserve.matrix.types import METRICS
 from pytest_gpuserve.measure.stats import Decision, judge, mad, median_error
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.record import Measurement
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,12 +121,12 @@ def bound_of(
     if floor.ratio is not None:
         return _relative(bare, floor.ratio, reference, name=reference_name, gpus=gpus, method=method)
     assert floor.history_ratio is not None
-    text = f"{metric.bound} {floor.history_ratio:g} of the median of the last {floor.history_last} runs"
+    text = f"{metric.bound} {floor.history_ratio:g} of the median of the last {number(floor.history_last, 'run')}"
     medians = past.medians[: floor.history_last]
     if not medians:
-        seen = f"{past.runs} records are there, none of this cell on these GPUs by this method"
+        seen = f"{number(past.runs, 'record is', 'records are')} there, none of this cell on these GPUs by this method"
         return replace(bare, text=text, missing=f"no history: {seen}")
-    note = "" if len(medians) == floor.history_last else f"of {len(medians)} runs only"
+    note = "" if len(medians) == floor.history_last else f"of {number(len(medians), 'run')} only"
     middle = median(medians)
     return replace(
         bare,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.measure.stream import TokenStream
 from pytest_gpuserve.measure.window import Trace, metrics_of
+from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class LoadFailed(GpuserveError):
             super().__init__(f"load {profile.name}: the server ended after {sent} requests were sent: {died}")
             return
         distinct = list(dict.fromkeys(failures))
-        more = f"; and {len(distinct) - 3} other errors" if len(distinct) > 3 else ""
+        more = f"; and {number(len(distinct) - 3, 'other error')}" if len(distinct) > 3 else ""
         super().__init__(
             f"load {profile.name}: {len(failures)} of {sent} requests failed: {'; '.join(distinct[:3])}{more}. "
             "Its figures are not used: answers that are missing or short are not throughput."

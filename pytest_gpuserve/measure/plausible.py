@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.model.words import number
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,7 +52,7 @@ def text_problem(text: str) -> str | None:
         return "empty text"
     words = shown.split()
     if len(words) >= _ENOUGH and len(set(words)) < _DIFFERENT * len(words):
-        return f"{len(set(words))} different words among {len(words)}: {shown[:80]!r}"
+        return f"{number(len(set(words)), 'different word')} among {len(words)}: {shown[:80]!r}"
     if len(shown) >= _ENOUGH and len(set(shown)) <= 3:
         return f"the same characters over and over: {shown[:80]!r}"
     solid = [letter for letter in shown if not letter.isspace()]

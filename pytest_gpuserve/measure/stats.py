@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.model.words import number
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -68,10 +70,9 @@ def judge(starts: Sequence[Sequence[float]], bound: float, *, higher: bool, boun
         return Decision(verdict="inconclusive", median=middle, spread=spread, text=text, more_samples=more)
     if short < BETWEEN_STARTS and len(starts) < STARTS_NEEDED:
         more = STARTS_NEEDED - len(starts)
-        plural = "s" if len(starts) > 1 else ""
         text = (
-            f"{short:.1%} short on {len(starts)} start{plural}, and starts of the same thing differ by up to 12 %: "
-            f"{more} more starts would decide"
+            f"{short:.1%} short on {number(len(starts), 'start')}, and starts of the same thing differ by up to 12 %: "
+            f"{number(more, 'more start')} would decide"
         )
         return Decision(verdict="inconclusive", median=middle, spread=spread, text=text, more_starts=more)
     return Decision(verdict="below-floor", median=middle, spread=spread, text=f"{short:.1%} short, beyond the noise")
@@ -88,7 +89,7 @@ def _undecided(
         return 0, text
     # The error falls with the square root of their number.
     more = max(math.ceil(len(everything) * own**2 / allowed) - len(everything), 1)
-    return more, f"{short:.1%} short, but the windows vary by {noise:.1%}: {more} more windows would decide"
+    return more, f"{short:.1%} short, but the windows vary by {noise:.1%}: {number(more, 'more window')} would decide"
 
 
 def proposed_floor(samples: Sequence[float], *, higher: bool = True) -> float:
