@@ -85,8 +85,8 @@ def test_output_throughput_is_bench_servings(tmp_path) -> None:
     """One stream: then there are no ramps, which bench_serving counts in. Medians of five runs of each client.
 
     In turns, and at the same time: the server then decodes both streams in one batch, a token of each at every step, so
-    what else the machine does meets both alike. On a machine that others use too only the second can show 5 %: two runs
-    in turns of the same client differ by 10 to 25 %.
+    what else the machine does meets both alike. The turns need a machine that nobody else uses: there two runs of the
+    same client are 3 % apart, on a busy one 10 to 25 %.
     """
     (tmp_path / "test_agree.py").write_text(
         AGREE.replace("ROOT", repr(str(ROOT))).replace("PYTHON,", f"{SERVER_PYTHON!r},")
@@ -95,9 +95,9 @@ def test_output_throughput_is_bench_servings(tmp_path) -> None:
     assert [check["outcome"] for check in record["checks"]] == ["passed"], text
     turns, together = json.loads((tmp_path / "speeds.json").read_text())
     print(f"plugin and bench_serving, tok/s: in turns {turns}, together {together}")
-    for pairs, allowed in ((together, 0.05), (turns, 0.15)):
+    for pairs in (together, turns):
         ours, theirs = zip(*pairs, strict=True)
-        assert median(ours) == pytest.approx(median(theirs), rel=allowed), pairs
+        assert median(ours) == pytest.approx(median(theirs), rel=0.05), pairs
 
 
 def test_two_sound_dtypes_pass_every_check(tmp_path) -> None:

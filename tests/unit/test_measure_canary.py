@@ -216,10 +216,29 @@ def test_the_page_shows_the_table() -> None:
         assert f"| {row.name} | {limits} | {row.source} |\n" in page
 
 
-def test_every_row_says_what_it_was_measured_by_and_catches_what_prefill_can_only_see() -> None:
+@pytest.mark.parametrize(
+    ("row", "least"),
+    [
+        ("fp8_e4m3 KV cache, dense", "16-bit, dense"),
+        ("fp8_e5m2 KV cache, dense", "fp8_e4m3 KV cache, dense"),
+        ("fp8 KV cache, MLA", "16-bit, MLA"),
+        ("fp8 KV cache, MoE", "16-bit, MoE"),
+        ("16-bit, MoE", "16-bit, dense"),
+        ("fp8 weights", "16-bit, MoE"),
+        ("fp8 weights", "16-bit, MLA"),
+        ("other quantized weights or fp4 KV cache", "fp8 weights"),
+        ("other quantized weights or fp4 KV cache", "fp8_e5m2 KV cache, dense"),
+    ],
+)
+def test_no_row_is_tighter_than_that_of_a_finer_format(row, least) -> None:
+    for part in ("prefill", "cached", "decode"):
+        assert all(mine >= theirs for mine, theirs in zip(TABLE[row].of(part), TABLE[least].of(part), strict=True))
+
+
+def test_every_row_says_what_it_was_measured_by_and_is_tightest_where_no_cache_is_read() -> None:
     for row in TABLE.values():
         assert row.source
-        assert row.prefill[0] <= row.cached[0]
+        assert all(fresh <= cached for fresh, cached in zip(row.prefill, row.cached, strict=True))
 
 
 REPLACED = Fallback("attention-backend", "attention backend replaced by triton", "Setting attention backend to triton.")
