@@ -39,6 +39,8 @@ from pytest_gpuserve.measure.tolerance import Tolerance, tolerance_of  # noqa: E
 from pytest_gpuserve.model.cell import ModelSpec  # noqa: E402
 from pytest_gpuserve.models import shapes  # noqa: E402
 from pytest_gpuserve.models.materialise import materialise  # noqa: E402
+from pytest_gpuserve.serve import procs  # noqa: E402
+from pytest_gpuserve.serve.litter import SharedMemory  # noqa: E402
 
 START = 300.0
 
@@ -206,13 +208,15 @@ def server(args, model: Path, variant: Variant, folder: Path):
     words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
     words += ["--port", str(port), "--nccl-port", str(nccl), "--page-size", str(PAGE)]
     words += [*own_flags(args), *args.flag, *variant.flags]
-    env = {**os.environ, "SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", **variant.env}
+    tmp = tempfile.mkdtemp(prefix="gs-")  # short: ZeroMQ's sockets lie in it
+    env = {**os.environ, "SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": tmp, **variant.env}
     paths = [str(Path(__file__).parent / "planted"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env["PYTHONPATH"] = os.pathsep.join(paths)
     if args.device == "cpu":
         # One thread: on a busy machine threads that wait for each other cost more than they bring.
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     log = folder / f"{variant.file}.log"
+    memory = SharedMemory(tmp)
     with log.open("wb") as out:
         process = subprocess.Popen(words, stdout=out, stderr=out, env=env, start_new_session=True)
 
@@ -236,9 +240,21 @@ def server(args, model: Path, variant: Variant, folder: Path):
             time.sleep(0.5)
         yield send
     finally:
+        pids = session(process.pid)
+        memory.observe(pids, thorough=True)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        while session(process.pid):
+            time.sleep(0.05)
+        memory.clean(pids)
+        shutil.rmtree(tmp)
+
+
+def session(leader: int) -> list[int]:
+    """The living processes of the session that a server leads."""
+    stats = filter(None, map(procs.read_stat, procs.all_pids()))
+    return [stat.pid for stat in stats if stat.sid == leader and not stat.zombie]
 
 
 def run(args) -> None:
