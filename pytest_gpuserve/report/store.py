@@ -158,8 +158,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def cell_folder(run_folder: Path, cell_id: str) -> Path:
-    """`cells/<id>` of a run; a name too long for a file system is cut and ends in a hash of the whole id."""
-    name = re.sub(r"[^\w.+=@-]", "_", cell_id)
+    """`cells/<id>` of a run; what no file system takes as a name is changed and ends in a hash of the whole id."""
+    name = re.sub(r"[^\w.+=@-]|^\.+$", "_", cell_id)
     if len(name) > _NAME_LIMIT or name != cell_id:
         digest = hashlib.sha256(cell_id.encode()).hexdigest()[:8]
         name = f"{name[: _NAME_LIMIT - 9]}-{digest}"

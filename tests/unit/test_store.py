@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_gpuserve import __version__
@@ -226,6 +226,7 @@ def test_a_cell_reads_back(tmp_path: Path) -> None:
 
 
 @settings(deadline=None)
+@example(".", "..")
 @given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))
 def test_every_cell_has_a_folder_of_its_own(one: str, other: str) -> None:
     folders = [cell_folder(Path("/run"), name) for name in (one, other)]
