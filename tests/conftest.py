@@ -25,6 +25,9 @@ import pytest_gpuserve.suite  # noqa: F401
 ROOT = Path(__file__).parent.parent
 # Under nohup this is ignored, and so it would be by the pytests that tests start and hang up on.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# The same of one started in the background by a shell without job control, for Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Loaded by its entry point where the project is installed, by name from a plain checkout.
 INSTALLED = any(point.name == "gpuserve" for point in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "pytest_gpuserve.plugin")
