@@ -127,6 +127,12 @@ class Server:
         gpu = probe.gpus()[index]
         return probe.read(gpu.uuid).memory_used - gpus.MODELS[gpu.arch].idle
 
+    def keeps(self, memory: int, index: int = 0) -> None:
+        """Wait until that many bytes are left: a dying process loses its environment, by which it is found, first."""
+        until(
+            lambda: self.memory(index) == memory, f"{memory} bytes on GPU {index}", show=lambda: str(self.memory(index))
+        )
+
     def kill(self) -> None:
         for process in self.marked():
             with suppress(psutil.Error):
