@@ -278,18 +278,18 @@ def many(axes: int, levels: int) -> str:
 
 def test_a_product_too_large_is_refused_before_it_is_made(load):
     matrix = load(many(axes=12, levels=10))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UsageError, match=r"'full' would make 1,000,000,000,000 cells of model m alone"):
         expand(matrix, "sm121", strategy="full", versions={})
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_twenty_thousand_cells_expand_in_well_under_a_second(load):
     matrix = load(many(axes=3, levels=27))
     best = 10.0
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         cells = expand(matrix, "sm120", strategy="full", versions={})
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert len({cell.id for cell in cells}) == 27**3
     assert best < 2  # 0.2 s on an idle core: the bound leaves room for a busy machine, not for a quadratic step

@@ -149,10 +149,10 @@ def test_a_file_of_100_mb_is_not_read(tmp_path):
     path = tmp_path / "huge.yaml"
     with path.open("wb") as stream:
         stream.truncate(100 << 20)
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(FileProblems, match=r"is 100\.0 MiB: such a file may have at most 1 MiB"):
         read_yaml(path)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_file_of_100_mb_is_not_read(tmp_path):
     ids=["bomb", "brackets", "question-marks", "aliases", "duplicates", "items", "open-quote"],
 )
 def test_hostile_files_are_refused_at_once(problems, text):
-    began = time.perf_counter()
+    began = time.process_time()
     found = problems(text)
     # Reading all of it, let alone expanding it, takes tens of seconds or for ever.
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
     assert 1 <= len(found) <= 130

@@ -189,9 +189,9 @@ def test_a_conjunction_over_many_axes_is_answered_in_time(tmp_path):
     known.write_text(
         f"schema: 1\nentries:\n  - {{id: A, when: {{{when}}}, expect: {{kind: hang}}, issue: https://x.y/1}}\n"
     )
-    began = time.perf_counter()
+    began = time.process_time()
     assert validate([matrix], [known]) == []
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_the_shipped_files_have_no_problem():

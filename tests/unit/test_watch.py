@@ -147,10 +147,10 @@ def test_a_hundred_thousand_lines_a_second() -> None:
         f"[2026-11-29 16:33:24 TP{n % 8}] Decode batch, #running-req: {n}, token usage: 0.{n}" for n in range(20_000)
     ]
     watch = Watch(DEFAULT_LIMITS, now=0.0)
-    began = time.perf_counter()
+    began = time.process_time()
     for line in lines:
         watch.line(line)
-    assert len(lines) / (time.perf_counter() - began) > 100_000
+    assert len(lines) / (time.process_time() - began) > 100_000
 
 
 def test_noise_is_not_remembered_without_bound() -> None:
