@@ -72,8 +72,9 @@ def _lines(log: Path) -> Iterator[str]:
 
 def output(manager: Manager, cell: Cell) -> Finding:
     """The canary: this server's answers by themselves, then against the baseline's."""
-    handle, record = manager.server(cell), manager.state(cell).record
+    handle = manager.server(cell)
     plan = _plan(handle)
+    refused = ""
     try:
         answers = ask(_sender(handle), plan)
     except (ConnectionError, TimeoutError):
@@ -82,10 +83,21 @@ def output(manager: Manager, cell: Cell) -> Finding:
         # Some modes of speculative decoding know no logprobs: a thing to know, and no wrong output.
         if "HTTP 400" not in str(error):
             raise
-        return Finding(skipped=f"output not checked: the server refuses to give logprobs: {error}")
-    folder = manager.folder(cell)
-    write_json_atomic(folder / ANSWERS, {"prompts": _name(plan), "answers": [one.to_json() for one in answers]})
-    problem = answers_problem(answers, [1 if prompt.cached else OUTPUT for prompt in plan])
+        refused = f"the server refuses to give logprobs: {error}"
+        answers = ask(_sender(handle), plan, logprobs=False)
+    finding = _checked(manager, cell, plan, answers, refused)
+    # Written only now: answers that are wrong, or were not checked, are no reference for another cell's.
+    unfit = _first(finding.failure) if finding.failure else finding.skipped
+    saved = {"prompts": _name(plan), "unfit": unfit, "answers": [one.to_json() for one in answers]}
+    write_json_atomic(manager.folder(cell) / ANSWERS, saved)
+    return finding
+
+
+def _checked(manager: Manager, cell: Cell, plan: Sequence[Prompt], answers: Sequence[Answer], refused: str) -> Finding:
+    """What is wrong with the answers, or why they cannot be compared: `refused` logprobs, or no reference for them."""
+    handle, record = manager.server(cell), manager.state(cell).record
+    inputs = None if refused else [prompt.inputs for prompt in plan]
+    problem = answers_problem(answers, [prompt.output for prompt in plan], inputs)
     if problem is not None:
         return _wrong(problem, ANSWERS)
     if record.resolved.get("load_format") == "dummy":
@@ -96,14 +108,11 @@ def output(manager: Manager, cell: Cell) -> Finding:
             problem = text_problem(handle.generate(text, max_new_tokens=_TAIL).text)
             if problem is not None:
                 return _wrong(f"{text!r}: {problem}")
-    baseline = manager.plan.baseline_of(cell)
-    reference = _saved(manager.folder(baseline), plan) if baseline is not None else None
-    if baseline is None or reference is None:
+    if refused:
+        return Finding(skipped=f"output not checked: {refused}")
+    name, reference, missing = _reference(manager, cell, plan)
+    if reference is None:
         name, reference = "itself", ask(_sender(handle), plan)
-        if baseline is not None:
-            record.notes.append(f"the output was compared with itself only: {baseline.id} has no answers in this run")
-    else:
-        name = baseline.id
     differences = compare(plan, answers, reference)
     tolerance = _tolerance(cell, record.resolved)
     record.output = {
@@ -112,22 +121,44 @@ def output(manager: Manager, cell: Cell) -> Finding:
         "cached_tokens": sum(answer.cached for answer in answers),
         "parts": {one.part: _figures(one, tolerance) for one in differences},
     }
-    return _judged(folder, plan, (answers, reference), ("this cell", name), differences, tolerance)
+    names = ("this cell", name)
+    finding = _judged(manager.folder(cell), plan, (answers, reference), names, differences, tolerance)
+    if finding.failure is None and missing:
+        return Finding(skipped=f"output not checked: compared with itself only, since {missing}")
+    return finding
+
+
+def _reference(manager: Manager, cell: Cell, plan: Sequence[Prompt]) -> tuple[str, list[Answer] | None, str]:
+    """The baseline's id and answers; None for a baseline itself, and where they are no reference, with the reason."""
+    if cell.is_baseline:
+        return "", None, ""
+    baseline = manager.plan.baseline_of(cell)
+    if baseline is None:
+        return "", None, "this run has no baseline of it"
+    answers, unfit = _saved(manager.folder(baseline), plan)
+    if not answers:
+        return "", None, f"the baseline {baseline.id} has no answers in this run"
+    result = manager.result_of(baseline.id)
+    if not unfit and result is not None and result.failure is not None and result.failure.kind is Kind.WRONG_OUTPUT:
+        # Another check than this one saw it.
+        unfit = _first(result.failure)
+    if unfit:
+        return "", None, f"the baseline {baseline.id} is no reference: {unfit}"
+    return baseline.id, answers, ""
 
 
 def concurrency(manager: Manager, cell: Cell) -> Finding:
     """64 requests of many sizes at once; eight of them are the canary's, and must answer as they did alone."""
     handle, record = manager.server(cell), manager.state(cell).record
     plan = [prompt for prompt in _plan(handle) if not prompt.cached]
-    alone = _saved(manager.folder(cell), _plan(handle))
+    alone = _alone(manager, cell)
     target = target_of(handle.info)
     generator = random.Random("mixed")
     longest = min(256, target.longest // 4)
     sizes = [(generator.randint(1, longest), generator.randint(1, OUTPUT)) for _ in range(_MANY - len(plan))]
     mixed = [body_of(generator.choices(range(target.vocabulary // 2, target.vocabulary), k=n), m) for n, m in sizes]
     # A server that gave no logprobs to the canary is not asked for them here.
-    start = None if alone is None else 0
-    bodies = [*(body_of(prompt.tokens, OUTPUT, logprobs=start) for prompt in plan), *mixed]
+    bodies = [*(body_of(prompt.tokens, OUTPUT, logprobs=0 if alone else None) for prompt in plan), *mixed]
     raw = post_all(f"{handle.url}/generate", bodies, api_key=handle.api_key, timeout=_TIMEOUT, alive=handle.end)
     failed = [answer for answer in raw if isinstance(answer, str)]
     if failed:
@@ -142,10 +173,13 @@ def concurrency(manager: Manager, cell: Cell) -> Finding:
     if short:
         return _wrong(f"{len(short)} of {_MANY} requests at once came short: {', '.join(short[:5])}")
     answers = [answer_of(number, one) for number, one in enumerate(raw[: len(plan)]) if isinstance(one, dict)]
-    problem = answers_problem(answers, wanted[: len(plan)])
+    inputs = [prompt.inputs for prompt in plan] if alone else None
+    problem = answers_problem(answers, wanted[: len(plan)], inputs)
     if problem is not None:
         return _wrong(f"among {_MANY} requests at once, {problem}")
-    if alone is None or record.resolved.get("load_format") == "dummy":
+    if not alone:
+        record.notes.append(f"the answers among {_MANY} at once were not compared: there are no logprobs of them alone")
+    if not alone or record.resolved.get("load_format") == "dummy":
         return Finding()
     reference = alone[: len(plan)]
     tolerance = _tolerance(cell, record.resolved)
@@ -167,16 +201,17 @@ def long_context(manager: Manager, cell: Cell) -> Finding:
     size = room - max(_TAIL, room // 16)
     tokens = random.Random("long").choices(range(target.vocabulary // 2, target.vocabulary), k=size)
     done, seconds = 0, 0.0
-    has_logprobs = _saved(manager.folder(cell), _plan(handle)) is not None
+    has_logprobs = bool(_alone(manager, cell))
     for step in (*(step for step in _STEPS if step < size), size):
         # Attention grows with the square: twice what the tokens alone would take.
         if done and 2 * seconds * step / done > _LONGEST_WAIT:
             record.notes.append(f"the long prompt ended at {done} of {size} tokens: {done} took {seconds:.0f} s")
             break
         began = time.monotonic()
-        raw = _sender(handle)(body_of(tokens[:step], 8, logprobs=step - _TAIL if has_logprobs else None))
+        start = max(step - _TAIL, 0) if has_logprobs else None
+        raw = _sender(handle)(body_of(tokens[:step], 8, logprobs=start))
         done, seconds = step, time.monotonic() - began
-        problem = answers_problem([answer_of(0, raw)], [8])
+        problem = answers_problem([answer_of(0, raw)], [8], None if start is None else [step - start - 1])
         if problem is not None:
             return _wrong(f"a prompt of {step} tokens (of {target.longest}): {problem}")
     record.output["long_context"] = done
@@ -197,13 +232,21 @@ def _name(plan: Sequence[Prompt]) -> list[list[int]]:
     return [[len(prompt.tokens), prompt.cached, *prompt.tokens[:2]] for prompt in plan]
 
 
-def _saved(folder: Path, plan: Sequence[Prompt]) -> list[Answer] | None:
-    """The answers another check left there; None if there are none, or to other prompts."""
+def _saved(folder: Path, plan: Sequence[Prompt]) -> tuple[list[Answer], str]:
+    """The answers the output check left there, and why they are no reference, if so; none if to other prompts."""
     try:
         data = read_json(folder / ANSWERS)
     except (GpuserveError, OSError):
-        return None
-    return [Answer.from_json(one) for one in data["answers"]] if data["prompts"] == _name(plan) else None
+        return [], ""
+    if data["prompts"] != _name(plan):
+        return [], ""
+    return [Answer.from_json(one) for one in data["answers"]], str(data["unfit"])
+
+
+def _alone(manager: Manager, cell: Cell) -> list[Answer]:
+    """The cell's own answers to the canary; none where it was not asked, or gave no logprobs."""
+    answers, _ = _saved(manager.folder(cell), _plan(manager.server(cell)))
+    return answers if any(answer.inputs for answer in answers) else []
 
 
 def _count(answer: Mapping[str, Any]) -> int:
@@ -247,6 +290,11 @@ def _judged(
     file = f"outputs-{names[1].replace(' ', '-')[:60]}.txt"
     write_text_atomic(folder / file, side_by_side(plan, *answers, names, beyond))
     return _wrong(f"{names[0]} and {names[1]} are too far apart: {'; '.join(told)}. Side by side: {file}", file)
+
+
+def _first(failure: Failure) -> str:
+    """Enough of its message to know it by."""
+    return failure.message.partition("\n")[0][:200]
 
 
 def _wrong(message: str, *evidence: str) -> Finding:

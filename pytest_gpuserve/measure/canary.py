@@ -54,6 +54,16 @@ class Prompt:
     tokens: tuple[int, ...]
     cached: int = 0
 
+    @property
+    def output(self) -> int:
+        """How many tokens it asks for: behind a cached prefix it is the prompt's logprobs that are of interest."""
+        return 1 if self.cached else OUTPUT
+
+    @property
+    def inputs(self) -> int:
+        """How many logprobs of its tokens an answer has: not those of the prefix, and none of the first behind it."""
+        return len(self.tokens) - self.cached - 1
+
 
 def prompts(vocabulary: int, longest: int, seed: int = 0) -> tuple[Prompt, ...]:
     """Random token ids below `vocabulary`; no prompt with its answer is longer than `longest` tokens."""
@@ -94,16 +104,19 @@ class Answer:
         return cls(**{**data, "top": [{int(token): float(value) for token, value in at} for at in data["top"]]})
 
 
-def ask(send: Callable[[dict[str, Any]], Mapping[str, Any]], plan: Sequence[Prompt]) -> list[Answer]:
+def ask(
+    send: Callable[[dict[str, Any]], Mapping[str, Any]], plan: Sequence[Prompt], *, logprobs: bool = True
+) -> list[Answer]:
     """Send the prompts one by one through `send`, which posts a body to `/generate` and gives the parsed answer.
 
-    One by one, so that every server computes them in batches of one: what differs is the server.
+    One by one, so that every server computes them in batches of one: what differs is the server. Without `logprobs`
+    the answers have none, and cannot be compared.
     """
     answers = []
     for number, prompt in enumerate(plan):
         if prompt.cached:
             send(body_of(prompt.tokens[: prompt.cached], 1))
-        raw = send(body_of(prompt.tokens, 1 if prompt.cached else OUTPUT, logprobs=prompt.cached))
+        raw = send(body_of(prompt.tokens, prompt.output, logprobs=prompt.cached if logprobs else None))
         answers.append(answer_of(number, raw))
     return answers
 
@@ -163,7 +176,7 @@ class Difference:
 def compare(plan: Sequence[Prompt], mine: Sequence[Answer], reference: Sequence[Answer]) -> tuple[Difference, ...]:
     """How far two servers' answers are apart, by part; a part without a common figure is left out.
 
-    What is NaN or missing is not compared: `plausible` judges that.
+    What is NaN or missing is not compared: only answers that `plausible` finds nothing wrong with are whole.
     """
     found: dict[str, dict[int, list[float]]] = {part: {} for part in PARTS}
     equal = []

@@ -22,9 +22,16 @@ _ENOUGH = 24
 _REPLACEMENT = "\ufffd"
 
 
-def answers_problem(answers: Sequence[Answer], wanted: Sequence[int]) -> str | None:
-    """The first of: fewer tokens than `wanted` (one number an answer), NaN, one token over and over in all of them."""
-    for answer, count in zip(answers, wanted, strict=True):
+def answers_problem(
+    answers: Sequence[Answer], wanted: Sequence[int], inputs: Sequence[int] | None = None
+) -> str | None:
+    """The first of: fewer tokens than `wanted`, fewer logprobs than there must be, NaN, one token over and over in all.
+
+    `wanted` and `inputs` hold one number an answer: of generated tokens, and of logprobs of its prompt. Without
+    `inputs` the server was asked for no logprobs at all.
+    """
+    asked: Sequence[int | None] = [None] * len(answers) if inputs is None else inputs
+    for answer, count, least in zip(answers, wanted, asked, strict=True):
         name = f"prompt {answer.prompt}"
         if not answer.ids:
             return f"{name}: an empty answer"
@@ -34,11 +41,27 @@ def answers_problem(answers: Sequence[Answer], wanted: Sequence[int]) -> str | N
             missing = sum(value is None for value in values)
             if missing:
                 return f"{name}: {missing} of {len(values)} logprobs of {what} are NaN"
+        problem = _incomplete(answer, least, count) if least is not None else None
+        if problem is not None:
+            return f"{name}: {problem}"
     longer = [answer for answer in answers if len(answer.ids) >= _REPEATS]
     tokens = {token for answer in longer for token in answer.ids}
     # A model of random weights may well loop in one answer; in all of them on the same token it does not.
     if len(longer) > 1 and len(tokens) == 1:
         return f"every answer is token {tokens.pop()} over and over: {longer[0].text[:60]!r}"
+    return None
+
+
+def _incomplete(answer: Answer, inputs: int, outputs: int) -> str | None:
+    """Logprobs that were asked for and are not there: what is not compared would pass for equal."""
+    likeliest = sum(map(bool, answer.top))
+    for what, there, count in (
+        ("logprobs of its prompt", len(answer.inputs), inputs),
+        ("logprobs of its answer", len(answer.outputs), outputs),
+        ("lists of the likeliest tokens", likeliest, outputs),
+    ):
+        if there < count:
+            return f"{there} of {count} {what}"
     return None
 
 

@@ -41,6 +41,7 @@ class Server:
         cached = max((len(one) for one in self.known if one == tokens[: len(one)]), default=0)
         self.known.add(tokens)
         start = body.get("logprob_start_len", len(tokens))
+        asked = body.get("return_logprob", False)
         part = "cached" if start else "prefill"
         inputs = [[None, tokens[start] if start < len(tokens) else 0, None]]
         for at in range(start + 1, len(tokens)):
@@ -54,7 +55,9 @@ class Server:
             tops.append([[value, token, None] for token, value in sorted(row.items(), key=lambda x: -x[1])[:5]])
             tokens = (*tokens, best)
         meta = {"input_token_logprobs": inputs, "output_token_logprobs": outputs, "output_top_logprobs": tops}
-        return {"text": "x", "meta_info": meta | {"cached_tokens": min(cached, start)}}
+        ids = [token for _, token, _ in outputs]
+        meta = {"cached_tokens": min(cached, start)} | (meta if asked else {})
+        return {"text": "x", "output_ids": ids, "meta_info": meta}
 
 
 def differences(a: Server, b: Server) -> dict:
@@ -122,6 +125,9 @@ def test_the_evidence_shows_both_sides() -> None:
     assert text.count("\n") > 100
 
 
+INPUTS = [prompt.inputs for prompt in PLAN]
+
+
 def changed(**fields: object) -> list[Answer]:
     answers = ask(Server(), PLAN)
     for name, value in fields.items():
@@ -137,12 +143,34 @@ def changed(**fields: object) -> list[Answer]:
         (changed(ids=[5] * 16), "prompt 2: 16 of 32 tokens"),
         (changed(outputs=[None] * 32), "prompt 2: 32 of 32 logprobs of its answer are NaN"),
         (changed(inputs=[-1.0, None]), "prompt 2: 1 of 2 logprobs of its prompt are NaN"),
+        (changed(inputs=[]), "prompt 2: 0 of 47 logprobs of its prompt"),
+        (changed(inputs=[-1.0] * 5), "prompt 2: 5 of 47 logprobs of its prompt"),
+        (changed(outputs=[]), "prompt 2: 0 of 32 logprobs of its answer"),
+        (changed(outputs=[-1.0] * 31), "prompt 2: 31 of 32 logprobs of its answer"),
+        (changed(top=[]), "prompt 2: 0 of 32 lists of the likeliest tokens"),
+        (changed(top=[{}] * 32), "prompt 2: 0 of 32 lists of the likeliest tokens"),
         (changed(ids=[7] * 32), None),  # one loop is what random weights may do
     ],
-    ids=["sound", "empty", "short", "nan", "nan prompt", "one loop"],
+    ids=[
+        *("sound", "empty", "short", "nan", "nan prompt", "no prompt", "part of the prompt", "no answer"),
+        *("part of the answer", "no top", "empty top", "one loop"),
+    ],
 )
 def test_what_is_wrong_without_a_reference(answers, told) -> None:
-    assert answers_problem(answers, WANTED) == told
+    assert answers_problem(answers, WANTED, INPUTS) == told
+
+
+def test_logprobs_that_were_not_asked_for_are_not_missed() -> None:
+    answers = ask(Server(), PLAN, logprobs=False)
+    assert not any(answer.inputs for answer in answers)
+    assert answers_problem(answers, WANTED) is None
+    answers[2].ids = []
+    assert answers_problem(answers, WANTED) == "prompt 2: an empty answer"
+
+
+def test_answers_that_nothing_is_wrong_with_are_compared_in_every_part() -> None:
+    counts = {one.part: one.count for one in compare(PLAN, ask(Server(), PLAN), ask(Server(), PLAN))}
+    assert counts == {"prefill": 1736, "cached": 380, "decode": 8 * OUTPUT}
 
 
 def test_the_same_token_in_every_answer_is_wrong() -> None:
@@ -244,6 +272,8 @@ def test_every_row_says_what_it_was_measured_by_and_is_tightest_where_no_cache_i
 REPLACED = Fallback("attention-backend", "attention backend replaced by triton", "Setting attention backend to triton.")
 ALL_REDUCE = Fallback("custom-all-reduce", "custom all-reduce is off", "Setup Custom allreduce failed with …")
 
+NO_PREFILL_GRAPHS = Fallback("cuda-graph", "prefill CUDA graphs are off", "Disable prefill CUDA graph because …")
+
 
 @pytest.mark.parametrize(
     ("flags", "resolved", "log", "told"),
@@ -268,7 +298,24 @@ ALL_REDUCE = Fallback("custom-all-reduce", "custom all-reduce is off", "Setup Cu
         ({"nsa-decode-backend": "trtllm"}, {"dsa_decode_backend": "flashmla_kv"}, (), "the server uses flashmla_kv"),
         ({"page-size": 64}, {"page_size": 64}, (), None),
         ({"page-size": 64}, {"page_size": 1}, (), "asked for 64, the server uses 1"),
-        ({"moe-runner-backend": "triton"}, {"moe_runner_backend": None}, (), None),
+        ({"moe-runner-backend": "triton"}, {"moe_runner_backend": None}, (), "the server uses none"),
+        ({"speculative-algorithm": "EAGLE"}, {"speculative_algorithm": None}, (), "for EAGLE, the server uses none"),
+        ({"speculative-algorithm": "NEXTN"}, {"speculative_algorithm": "EAGLE"}, (), None),
+        ({"speculative-algorithm": "NEXTN"}, {"speculative_algorithm": "FROZEN_KV_MTP"}, (), None),
+        (
+            {"speculative-algorithm": "EAGLE3", "enable-return-aux-hidden-states": True},
+            {"speculative_algorithm": None},
+            (),
+            None,
+        ),
+        ({"quantization": "fp8"}, {"quantization": None}, (), "asked for fp8, the server uses none"),
+        ({"quantization": "unquant"}, {"quantization": None}, (), None),
+        ({"quantization": "unquant"}, {"quantization": "fp8"}, (), "asked for unquant, the server uses fp8"),
+        ({"quantization": False}, {"quantization": None}, (), None),
+        ({"cuda-graph-backend-decode": "full"}, {"cuda_graph_decode": "disabled"}, (), "the server uses disabled"),
+        ({"cuda-graph-backend-prefill": "full"}, {"cuda_graph_prefill": "breakable"}, (), "the server uses breakable"),
+        ({"cuda-graph-backend-decode": "full"}, {"cuda_graph_decode": "full"}, (NO_PREFILL_GRAPHS,), None),
+        ({"cuda-graph-backend-prefill": "full"}, {}, (NO_PREFILL_GRAPHS,), "prefill CUDA graphs are off"),
     ],
 )  # fmt: skip
 def test_what_was_asked_for_and_is_not_used(flags, resolved, log, told) -> None:
@@ -276,3 +323,12 @@ def test_what_was_asked_for_and_is_not_used(flags, resolved, log, told) -> None:
     assert len(found) == (told is not None)
     if told:
         assert told in str(found[0])
+
+
+def test_each_flag_that_was_swapped_is_told() -> None:
+    flags = {"prefill-attention-backend": "fa3", "decode-attention-backend": "flashmla"}
+    resolved = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
+    assert [str(swap).partition("\n") for swap in swaps(flags, resolved, (REPLACED,))] == [
+        (f"--{flag} asked for {asked}, the server uses triton", "\n", f"  its log: {REPLACED.line}")
+        for flag, asked in flags.items()
+    ]
