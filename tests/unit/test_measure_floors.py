@@ -132,7 +132,7 @@ def test_the_record_has_every_metric_and_the_worst_verdict() -> None:
 def test_history_is_of_the_same_cell_gpus_and_method(tmp_path) -> None:
     def run(name: str, median: float, **changes: object) -> None:
         one = record([median], **{k: v for k, v in changes.items() if k in ("method", "verdict")}).to_json()
-        one |= {name: value for name, value in changes.items() if name in ("axes", "gpus")}
+        one |= {"outcome": "passed"} | {name: value for name, value in changes.items() if name in ("axes", "gpus")}
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps({"simulated": changes.get("simulated", False), "cells": [one]}))
@@ -149,8 +149,9 @@ def test_history_is_of_the_same_cell_gpus_and_method(tmp_path) -> None:
     (tmp_path / "runs" / "95").mkdir()
     (tmp_path / "runs" / "95" / "run.json").write_text("{torn")
     run("99", 50.0)
+    said: list[str] = []
     found = past_of(
-        runs_before(tmp_path, tmp_path / "runs" / "99"),
+        runs_before(tmp_path, tmp_path / "runs" / "99", said.append),
         cell(),
         load="single-stream",
         metric="output_throughput",
@@ -160,6 +161,8 @@ def test_history_is_of_the_same_cell_gpus_and_method(tmp_path) -> None:
         last=3,
     )
     assert found.medians == (40.0, 30.0, 20.0)
+    assert len(said) == 1
+    assert "95/run.json" in said[0]
     assert bound(floor(history_ratio=0.9, history_last=5), past=Past(runs=7)).missing.startswith(
         "no history: 7 records"
     )
