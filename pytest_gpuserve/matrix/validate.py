@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 from pytest_gpuserve.errors import FileProblems
 from pytest_gpuserve.matrix.consistency import concrete_archs
 from pytest_gpuserve.matrix.expand import expand, levels_for
+from pytest_gpuserve.matrix.judged import check_floors
 from pytest_gpuserve.matrix.known_bad import read_known_bad
 from pytest_gpuserve.matrix.modelspecs import Shapes, property_names, shipped_shapes
 from pytest_gpuserve.matrix.sample import sample_of
@@ -46,8 +47,9 @@ def validate(
     """Every problem of these files and between them, in file order; warnings are marked as such.
 
     Beside what loading refuses: entries that name unknown axes, levels, models or properties; entries that match no
-    cell of any matrix, whatever its strategy; levels that fit no model (warning); entries past `review-by` at `today`
-    (warning) or that overlap (warning). What needs all matrices is not asked while one of them cannot be read.
+    cell of any matrix, whatever its strategy; levels that fit no model (warning); floors that are never judged (a
+    warning where another strategy makes the cells); entries past `review-by` at `today` (warning) or that overlap
+    (warning). What needs all matrices is not asked while one of them cannot be read.
 
     `beside` are matrices that the entries may be about too, and that are not asked about themselves.
     """
@@ -63,6 +65,7 @@ def validate(
         if matrix is not None:
             matrices.append(matrix)
             _check_matrix(reader, matrix)
+            check_floors(reader, matrix)
     entries, problems = read_known_bad(known_bad_paths)
     reader.problems += problems
     day = today or datetime.now(UTC).date()

@@ -164,6 +164,89 @@ def test_a_level_that_fits_no_model(check):
     ]
 
 
+FLOORS = """schema: 1
+arch: [sm120, sm121]
+models:
+  m: {shape: tiny-llama}
+  n: {shape: tiny-llama, gpus: 2}
+axes:
+  attention: {triton: {}, fa3: {flags: {attention-backend: fa3}}}
+  graphs: {on: {}, off: {flags: {disable-cuda-graph: true}}}
+  nccl: {default: {}, tree: {env: {NCCL_ALGO: Tree}, when: {gpus: ">1"}}}
+baseline: {attention: triton, graphs: on, nccl: default}
+include: [{model: m, attention: fa3, graphs: off}]
+exclude: [{when: {graphs: off, nccl: tree}, reason: r}]
+floors:
+"""
+LIMIT = "{at-least: 1, unit: tok/s}"
+
+
+@pytest.mark.parametrize(
+    ("floors", "told"),
+    [
+        ([("{attention: fa3, graphs: off, model: m}", LIMIT)], []),  # `include` makes it
+        ([("{graphs: off}", "{at-least-ratio: 0.9, of: {attention: fa3}}")], []),  # of some cells
+        (
+            [("{attention: fa3, graphs: off, model: n}", LIMIT)],
+            ["warning: this floor is never judged: neither the strategy 'one-at-a-time' nor `include` makes a cell"],
+        ),
+        ([("{gpus: 4}", LIMIT)], ["no cell of this matrix can have gpus: 4"]),
+        ([("{nccl: tree, gpus: 1}", LIMIT)], ["no cell of this matrix can have nccl: tree, gpus: 1"]),
+        ([("{graphs: off, nccl: tree}", LIMIT)], ["no cell of this matrix can have graphs: off, nccl: tree"]),
+        (
+            [("{attention: fa3, graphs: on}", "{at-least-ratio: 1, of: {nccl: tree}}")],
+            ["it compares sm120-n-attention.fa3 with sm120-n-attention.fa3+nccl.tree, and neither the strategy"],
+        ),
+        (
+            [("{graphs: off, model: n}", "{at-least-ratio: 1, of: {nccl: tree}}")],
+            ["compares sm120-n-graphs.off with sm120-n-graphs.off+nccl.tree, and no such cell can be"],
+        ),
+        (
+            [("{attention: triton, graphs: on, nccl: default}", "{at-least-ratio: 1, of: baseline}")],
+            ["this floor is never judged: it compares sm120-m-baseline with itself"],
+        ),
+        (
+            [
+                ("{attention: fa3, graphs: on}", "{at-least-ratio: 1, of: {attention: triton, graphs: off}}"),
+                ("{graphs: off, attention: triton}", "{at-least-ratio: 1, of: {attention: fa3, graphs: on}}"),
+            ],
+            ["sm120-m-attention.fa3 for sm120-m-graphs.off (line 14), sm120-m-graphs.off for sm120-m-attention.fa3"],
+        ),
+        (
+            [("{attention: triton, graphs: on, nccl: default}", "{at-least-ratio: 1, of: {graphs: off}}")],
+            ["-m-baseline for sm120-m-graphs.off (line 14), sm120-m-graphs.off for sm120-m-baseline (its baseline)"],
+        ),
+        ([("{}", "{at-least-ratio: 0.9, of: baseline}")], []),
+        ([("{}", "{at-least-of-history: 0.9, last: 3}")], []),
+    ],
+)
+def test_floors_that_are_never_judged(tmp_path, monkeypatch, floors, told):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"  - {{when: {when}, load: batch, output_throughput: {bound}}}\n" for when, bound in floors]
+    Path("x.yaml").write_text(FLOORS + "".join(lines))
+    found = [str(problem) for problem in validate([Path("x.yaml")], [])]
+    assert len(found) == len(told), found
+    for line, wanted in zip(found, told, strict=True):
+        assert line.startswith("x.yaml:14:")
+        assert wanted in line
+        assert ("warning: " in line) == ("neither the strategy" in line)
+
+
+def test_floors_over_many_cells_are_checked_in_time(tmp_path):
+    axes = "".join(f"  a{n}: {{off: {{}}, on: {{env: {{A{n}: 1}}}}}}\n" for n in range(13))
+    base = ", ".join(f"a{n}: off" for n in range(13))
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"schema: 1\narch: sm120\nmodels: {{m: {{shape: tiny-llama}}}}\nstrategy: full\n"
+        f"axes:\n{axes}baseline: {{{base}}}\n"
+        "floors:\n  - {when: {}, load: batch, output_throughput: {at-least-ratio: 0.9, of: {a0: off}}}\n"
+        "  - {when: {}, load: batch, output_throughput: {at-least-ratio: 0.9, of: baseline}}\n"
+    )
+    began = time.process_time()
+    assert validate([path], []) == []
+    assert time.process_time() - began < 10
+
+
 def test_files_that_cannot_be_read_do_not_hide_the_others(check):
     Path("broken.yaml").write_text("schema: 1\narch: sm120\nmodls: {}\n")
     Path("kb.yaml").write_text(
