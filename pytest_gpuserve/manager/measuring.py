@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.gpu import open_probe
 from pytest_gpuserve.measure.floors import Past, Verdict, bound_of, measurements, verdict_of
 from pytest_gpuserve.measure.history import past_of, runs_before
 from pytest_gpuserve.measure.load import LoadFailed, run_load
-from pytest_gpuserve.measure.profile import profile_named
+from pytest_gpuserve.measure.profile import changed, profile_named, refuse_too_long
 from pytest_gpuserve.measure.stats import STARTS_NEEDED
 from pytest_gpuserve.measure.target import target_of
 from pytest_gpuserve.measure.telemetry import Sampler, Telemetry, summarise
@@ -77,17 +76,10 @@ class Measuring:
         self._plan = plan
         self._run = run
 
-    def profile(self, cell: Cell, name: str, **changes: Any) -> LoadProfile:
-        """The load of that name in the cell's matrix, perhaps changed. UsageError for a name or field there is not."""
+    def profile(self, cell: Cell, name: str, /, **changes: Any) -> LoadProfile:
+        """The load of that name in the cell's matrix, perhaps changed. UsageError for what a load cannot be."""
         matrix = self._plan.matrices.get(cell.matrix)
-        profile = profile_named(name, matrix.loads if matrix else {})
-        if not changes:
-            return profile
-        told = ", ".join(f"{field}={value}" for field, value in sorted(changes.items()))
-        try:
-            return replace(profile, **{"name": f"{name}[{told}]", **changes})
-        except TypeError as error:
-            raise UsageError(f"load {name}: {error}") from None
+        return changed(profile_named(name, matrix.loads if matrix else {}), changes)
 
     def start(self, handle: ServerHandle, measured: Measured) -> None:
         """Run the load once more, on a server that was started anew since the last time. LoadFailed as `run_load`."""
@@ -102,6 +94,7 @@ class Measuring:
         )
 
     def _loaded(self, handle: ServerHandle, profile: LoadProfile) -> tuple[LoadResult, Telemetry]:
+        refuse_too_long(profile, target_of(handle.info).longest)
         uuids = [gpu.uuid for gpu in handle.gpus]
         probe = open_probe(self._plan.probes[handle.cell.arch])
         with Sampler(probe, uuids) as sampler:

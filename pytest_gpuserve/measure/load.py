@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["LoadFailed", "LoadResult", "post_all", "run_load"]
 
 _LOOK = 0.5  # seconds between two questions whether the server lives
+# Seconds that requests under way have, once another failed: whether they fail too is worth knowing, not worth a wait.
+_GRACE = 5.0
+# Seconds: a stream that is quiet for less when the load ends is only between two tokens.
+_QUIET = 1.0
+# From this share of requests on that had to wait for a stream, an open loop's rate was not what is recorded.
+_HELD = 0.1
 # Ids below are control and byte tokens in most vocabularies: some servers treat them specially.
 _FIRST_WORD = 259
 
@@ -36,10 +42,11 @@ _FIRST_WORD = 259
 class LoadFailed(GpuserveError):
     """Some requests did not give what was asked. `failures` are their errors, one text a request.
 
-    `died` is what `alive` said of the server, None while it lived.
+    Of the `sent` ones, `running` had not ended when the load was given up. `died` is what `alive` said of the server,
+    None while it lived.
     """
 
-    def __init__(self, profile: LoadProfile, failures: list[str], sent: int, died: str | None) -> None:
+    def __init__(self, profile: LoadProfile, failures: list[str], sent: int, running: int, died: str | None) -> None:
         self.failures = failures
         self.died = died
         if died is not None:
@@ -48,7 +55,8 @@ class LoadFailed(GpuserveError):
         distinct = list(dict.fromkeys(failures))
         more = f"; and {number(len(distinct) - 3, 'other error')}" if len(distinct) > 3 else ""
         super().__init__(
-            f"load {profile.name}: {len(failures)} of {sent} requests failed: {'; '.join(distinct[:3])}{more}. "
+            f"load {profile.name}: {len(failures)} of {sent} requests failed ({running} had not ended): "
+            f"{'; '.join(distinct[:3])}{more}. "
             "Its figures are not used: answers that are missing or short are not throughput."
         )
 
@@ -58,7 +66,8 @@ class LoadResult:
     """What a load measured. `windows` has one {metric: value} a window; `begin` and `end` are its `perf_counter` times.
 
     `sent` = `completed` + `cancelled` (what still ran when the last window closed). `client_cpu` is the share of one
-    core that the client used in the windows: near 1, the client and not the server was measured.
+    core that the client used in the windows: near 1, the client and not the server was measured. `invalid` says why
+    the figures are not those of the profile (an open loop whose rate was not reached), or is None.
     """
 
     profile: LoadProfile
@@ -69,6 +78,7 @@ class LoadResult:
     client_cpu: float = 0.0
     begin: float = 0.0
     end: float = 0.0
+    invalid: str | None = None
 
     def samples(self, metric: str) -> list[float]:
         """One value a window that has it."""
@@ -79,12 +89,13 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
 
 
-def _session(silence: float) -> aiohttp.ClientSession:
-    """Any number of connections, each given up after `silence` seconds without a byte."""
+def _session(silence: float | None = None) -> aiohttp.ClientSession:
+    """Any number of connections, each given up after `silence` seconds without a byte, if that is given."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_read=silence, sock_connect=30)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    # SGLang closes an idle connection after 5 s: one that is used again just then would lose its request.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
 
@@ -102,29 +113,41 @@ class _Load:
         self.finished = asyncio.Event()
         self.bounds: list[float] = []
         self.cpu: list[float] = []
-        self._warming = profile.warmup_requests
+        # Under way, by their place in `traces`: the oldest first.
+        self.running: dict[int, Trace] = {}
+        self._peak = 0
+        self._warming = 0
         self._ended = 0
+        self._heard = 0.0
+        self._failed: float | None = None
 
     def body(self) -> bytes:
         fresh = self.random.choices(self.ids, k=self.profile.input - self.profile.prefix)
         sampling = {"max_new_tokens": self.profile.output, "ignore_eos": True, "temperature": 0.0}
         return json.dumps({"input_ids": self.prefix + fresh, "stream": True, "sampling_params": sampling}).encode()
 
-    async def request(self, session: aiohttp.ClientSession) -> None:
+    @property
+    def warming(self) -> bool:
+        """True while requests are sent that count for nothing: twice as many as were ever under way at once."""
+        return not self.bounds and len(self.traces) < max(self.profile.warmup_requests, 2 * self._peak)
+
+    async def request(self, session: aiohttp.ClientSession, *, held: bool = False) -> None:
         """Send one request and follow it to its end."""
         import aiohttp
 
         body = self.body()
-        trace = Trace(time.perf_counter(), self.profile.input, warmup=len(self.traces) < self.profile.warmup_requests)
+        trace = Trace(time.perf_counter(), self.profile.input, warmup=self.warming, held=held)
+        number = len(self.traces)
         self.traces.append(trace)
+        self.running[number] = trace
+        self._peak = max(self._peak, len(self.running))
+        self._warming += trace.warmup
         try:
             trace.error = await self._follow(session, body, trace)
-        except TimeoutError:
-            received = trace.tokens[-1] if trace.tokens else 0
-            trace.error = f"stalled: no token for {self.profile.timeout:g} s after {received} tokens"
         except (OSError, aiohttp.ClientError) as error:
             trace.error = f"connection: {type(error).__name__}: {error}"
         trace.ended = time.perf_counter()
+        del self.running[number]
         self._account(trace)
 
     async def _follow(self, session: aiohttp.ClientSession, body: bytes, trace: Trace) -> str | None:
@@ -135,23 +158,25 @@ class _Load:
                 text = (await response.text(errors="replace")).strip()[:200]
                 return f"HTTP {response.status}: {text}"
             async for piece in response.content.iter_any():
-                trace.arrived(clock(), stream.feed(piece))
+                moment = clock()
+                if trace.arrived(moment, stream.feed(piece)):
+                    self._heard = moment
         return stream.problem(self.profile.output)
 
     def _account(self, trace: Trace) -> None:
+        self._warming -= trace.warmup
         if trace.error is not None:
             self.failures.append(trace.error)
-            # The load will not come right: its end need not be waited for.
-            if len(self.failures) >= max(3, self.profile.window_requests // 4):
-                self.finished.set()
+            self._failed = self._failed or trace.ended
         elif trace.warmup:
-            self._warming -= 1
-            if self._warming == 0:
+            if not self._warming and not self.warming:
                 self._bound(trace)
         elif self.bounds:
             self._ended += 1
             if self._ended % self.profile.window_requests == 0:
                 self._bound(trace)
+        if self.failures and not self.running:
+            self.finished.set()
 
     def _bound(self, trace: Trace) -> None:
         """A window ends, and the next begins, with this request's end."""
@@ -162,7 +187,7 @@ class _Load:
             self.finished.set()
 
     async def _closed(self, session: aiohttp.ClientSession) -> None:
-        while not self.finished.is_set():
+        while not self.failures and not self.finished.is_set():
             await self.request(session)
 
     async def _open(self, session: aiohttp.ClientSession, rate: float, tasks: set[asyncio.Task[Any]]) -> None:
@@ -175,17 +200,26 @@ class _Load:
                 tasks.discard(task)
 
         due = time.perf_counter()
-        while not self.finished.is_set():
+        while not self.failures and not self.finished.is_set():
             due += self.random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            held = slots.locked()
             await slots.acquire()
-            task = asyncio.create_task(self.request(session))
+            if self.failures:
+                return
+            if held and not self.bounds:
+                # What a compile in the warm-up held up is not made up for in the windows.
+                due = time.perf_counter()
+            task = asyncio.create_task(self.request(session, held=held))
             tasks.add(task)
             task.add_done_callback(over)
 
     async def run(self, alive: Callable[[], str | None]) -> None:
-        """Load until the last window closed, too many requests failed, or `alive` says what died."""
-        async with _session(self.profile.timeout) as session:
+        """Load until the last window closed, a request failed or was forgotten, or `alive` says what died.
+
+        Any failure makes the figures useless, so none is sent after it; those under way have a few seconds to end.
+        """
+        async with _session() as session:
             tasks: set[asyncio.Task[Any]] = set()
             if self.profile.rate is None:
                 tasks |= {asyncio.create_task(self._closed(session)) for _ in range(self.profile.concurrency)}
@@ -198,17 +232,41 @@ class _Load:
                     for task in [task for task in tasks if task.done()]:
                         task.result()
                     self.died = alive()
+                    self._look(time.perf_counter())
             finally:
                 for task in (*tasks, waiter):
                     task.cancel()
                 await asyncio.gather(*tasks, waiter, return_exceptions=True)
 
-    def stalled(self, now: float) -> list[str]:
-        """Requests that still run and were silent for longer than a queue explains: twice the longest window."""
-        limit = max(1.0, 2 * max(end - begin for begin, end in itertools.pairwise(self.bounds)))
-        running = [trace for trace in self.traces if trace.ended is None]
-        silent = [now - (trace.times[-1] if trace.times else trace.sent) for trace in running]
-        return [f"stalled: no token for {seconds:.1f} s" for seconds in silent if seconds > limit]
+    def _look(self, now: float) -> None:
+        if self._failed is not None:
+            if now - self._failed >= _GRACE:
+                self.finished.set()
+        elif not self.finished.is_set() and (stalls := self.stalled(now, self.profile.timeout)):
+            self.failures += stalls
+            self.finished.set()
+
+    def stalled(self, now: float, quiet: float) -> list[str]:
+        """Requests under way that got no token for `quiet` s, although no queue explains it.
+
+        A silent stream may be waiting its turn: for its first token, where the server runs fewer at a time than are
+        sent, or between two, since SGLang takes a request back when KV memory is short, puts it at the queue's end and
+        later goes on with it. So silence alone is a stall only if the whole load is silent for `timeout`. But who
+        waits in a queue is before all that come later: a stream is forgotten when a window's worth of requests was
+        sent after its last token, or after itself, and answered to the end (#5).
+        """
+        silent = [trace for trace in self.running.values() if now - trace.heard >= quiet]
+        if not silent:
+            return []
+        oldest = next(iter(self.running.values())).sent
+        if now - max(self._heard, oldest) < self.profile.timeout:
+            answered = [trace.sent for trace in self.traces if trace.ended is not None]
+            many = self.profile.window_requests
+            silent = [trace for trace in silent if len(answered) >= many and trace.heard < answered[-many]]
+        return [
+            f"stalled: no token for {now - trace.heard:.0f} s after {trace.tokens[-1] if trace.tokens else 0} tokens"
+            for trace in silent
+        ]
 
     def result(self) -> LoadResult:
         bounds = self.bounds
@@ -222,6 +280,18 @@ class _Load:
             client_cpu=(self.cpu[-1] - self.cpu[0]) / (bounds[-1] - bounds[0]),
             begin=bounds[0],
             end=bounds[-1],
+            invalid=self._not_the_rate(),
+        )
+
+    def _not_the_rate(self) -> str | None:
+        rate, (begin, *_, end) = self.profile.rate, self.bounds
+        sent = [trace for trace in self.traces if begin < trace.sent <= end]
+        held = sum(trace.held for trace in sent)
+        if rate is None or not held or held < _HELD * len(sent):
+            return None
+        return (
+            f"the rate was not reached: {len(sent) / (end - begin):.3g} of {rate:g} requests a second were sent, since "
+            f"all {self.profile.concurrency} streams (concurrency) were taken: raise the one or lower the other"
         )
 
 
@@ -242,9 +312,9 @@ def run_load(
     load = _Load(url, api_key, profile, vocabulary, seed)
     asyncio.run(load.run(alive))
     if not load.failures and load.died is None:
-        load.failures += load.stalled(time.perf_counter())
+        load.failures += load.stalled(load.bounds[-1], _QUIET)
     if load.failures or load.died is not None:
-        raise LoadFailed(profile, load.failures, len(load.traces), load.died)
+        raise LoadFailed(profile, load.failures, len(load.traces), len(load.running), load.died)
     return load.result()
 
 

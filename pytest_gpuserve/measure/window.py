@@ -21,22 +21,31 @@ __all__ = ["Trace", "metrics_of", "percentile"]
 class Trace:
     """One request: when it was sent, and after each arrival the time (s) and the number of tokens received so far.
 
-    `error` is None for a request that gave exactly what was asked. `ended` is None while it runs.
+    `error` is None for a request that gave exactly what was asked. `ended` is None while it runs. `held`: it should
+    have been sent earlier, and had to wait for one of the load's streams to end.
     """
 
     sent: float
     prompt_tokens: int
     warmup: bool = False
+    held: bool = False
     times: array[float] = field(default_factory=lambda: array("d"))
     tokens: array[int] = field(default_factory=lambda: array("I"))
     ended: float | None = None
     error: str | None = None
 
-    def arrived(self, moment: float, count: int) -> None:
-        """`count` tokens are here at `moment`; no news if it was so before."""
-        if count > (self.tokens[-1] if self.tokens else 0):
-            self.times.append(moment)
-            self.tokens.append(count)
+    @property
+    def heard(self) -> float:
+        """When its latest token arrived, or it was sent."""
+        return self.times[-1] if self.times else self.sent
+
+    def arrived(self, moment: float, count: int) -> bool:
+        """`count` tokens are here at `moment`; False if it was so before."""
+        if count <= (self.tokens[-1] if self.tokens else 0):
+            return False
+        self.times.append(moment)
+        self.tokens.append(count)
+        return True
 
     def received_until(self, moment: float) -> int:
         """Tokens that had arrived at `moment`."""
