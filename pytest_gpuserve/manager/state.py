@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.failure import Failure
     from pytest_gpuserve.model.knownbad import KnownBad
 
+_LEFT = (Outcome.BLOCKED, Outcome.SKIPPED, Outcome.NOT_RUN)
+
 __all__ = ["CellState", "Gate", "known_bad_json", "record_of"]
 
 
@@ -96,9 +98,10 @@ class CellState:
         if worse and check.outcome is not Outcome.BLOCKED:
             self.record.failure = check.failure
             self.record.reason = check.reason
-        elif not self.record.reason and check.outcome in (Outcome.BLOCKED, Outcome.SKIPPED, Outcome.NOT_RUN):
-            self.record.reason = check.reason
         self.record.outcome = verdict.cell_outcome(one.outcome for one in self.checks)
+        if self.record.failure is None and self.record.outcome in (*_LEFT, Outcome.PASSED):
+            # Every reason once: what the first check left out must not hide what the next could not judge.
+            self.record.reason = "; ".join(dict.fromkeys(one.reason for one in self.checks if one.outcome in _LEFT))
 
     def begin(self) -> None:
         """GPUs are asked for: from here on the cell takes its time. Waiting for another cell's result is none of it."""
