@@ -28,14 +28,19 @@ def compare_speeds(a: Mapping[str, Any], b: Mapping[str, Any], refusal: str = ""
     A difference counts beyond the larger of 5 % and four times the larger median absolute deviation; beyond 15 % at
     least where a side has one server start, or too few samples to know its spread.
     """
-    before = {(item["load"], item["metric"]): item for item in a.get("measurements") or ()}
+    before = {_of(item): item for item in a.get("measurements") or ()}
     starts = min(int(a.get("server_starts") or 1), int(b.get("server_starts") or 1))
     found = []
     for item in b.get("measurements") or ():
-        old = before.get((item["load"], item["metric"]))
+        old = before.get(_of(item))
         if old is not None and old.get("median") is not None and item.get("median") is not None:
             found.append(_measure(old, item, starts, refusal))
     return tuple(found)
+
+
+def _of(item: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What was measured, and by which of the user's tests: empty for the built-in check."""
+    return item["load"], item["metric"], item.get("test", "")
 
 
 def decides(measure: Measure) -> bool:
@@ -63,7 +68,7 @@ def _measure(old: Mapping[str, Any], new: Mapping[str, Any], starts: int, refusa
     else:
         verdict = "faster" if (change > 0) == (new.get("direction") != "lower") else "slower"
     return Measure(
-        load=new["load"],
+        load=f"{new['load']} ({new['test']})" if new.get("test") else new["load"],
         metric=new["metric"],
         unit=new.get("unit") or "",
         before=before,

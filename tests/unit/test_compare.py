@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_gpuserve.compare import Change, compare
 from pytest_gpuserve.compare.patch import make_patch
 from pytest_gpuserve.compare.render import as_json, markdown, text
+from pytest_gpuserve.compare.speed import compare_speeds
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.report.store import read_run
@@ -205,6 +206,13 @@ def speeds(old: dict, new: dict, starts: int = 3, **more: Any) -> Any:
     a, b = (cell(measurements=[one], server_starts=starts) for one in (old, new))
     (row,) = compare(before(a, **more), run(b)).rows
     return row
+
+
+def test_a_users_load_is_compared_with_itself_and_not_with_the_checks() -> None:
+    mine = {**rate(50), "test": "test_mine.py::test_chat"}
+    old, new = cell(measurements=[rate(100), mine]), cell(measurements=[{**mine, "median": 49.0}, rate(99)])
+    found = {measure.load: (measure.before, measure.after) for measure in compare_speeds(old, new)}
+    assert found == {"single-stream": (100, 99), "single-stream (test_mine.py::test_chat)": (50, 49)}
 
 
 @pytest.mark.parametrize(
