@@ -245,6 +245,10 @@ class Manager:
             return cell.id
         return f"{cell.id}, in phase {self._live.phase} (its server's log: {handle.log_path})"
 
+    def runs(self, cell_id: str) -> bool:
+        """True if the cell has checks in this session."""
+        return cell_id in self._selected
+
     def result_of(self, cell_id: str) -> CellRecord | None:
         """The record of a cell that is through: of this process, or waited for, bounded, if another worker has it.
 
@@ -287,6 +291,26 @@ class Manager:
             return self.lost(cell, started)
         state.handle = started
         self._live.watch(armed=True)
+        return started
+
+    def beside(self, cell: Cell, reference: Cell) -> ServerHandle | Failure:
+        """End the cell's server and start one of `reference` on its GPUs, to compare with; `restart` ends that again.
+
+        What comes of it is none of the cell's record: only its log lies in the cell's folder.
+        """
+        state = self.state(cell)
+        with self._untimed():
+            state.handle = None
+            self._stop(state)
+            if state.leak is not None:
+                return state.leak
+            scratch = record_of(reference, self.plan)
+            # Counted on from the reference's own first start: another start of the same thing.
+            scratch.server_starts = state.record.server_starts
+            log = f"{reference.id}-{scratch.server_starts}.log"
+            started = self._live.launch(reference, scratch, self._run.cell(cell.id), log)
+        if not isinstance(started, Failure):
+            self._live.watch(armed=True)
         return started
 
     def inspect(self, cell: Cell, *, seconds: float) -> Failure | None:

@@ -19,7 +19,8 @@ class Measurement:
 
     `direction` is `higher` or `lower` (what is better). `verdict` is `ok`, `below-floor`, `inconclusive`, `invalid`
     or `recorded` (no floor applies). `floor` holds what was asked and the line that set it. `method` is the hash of the
-    measuring recipe: only equal ones are compared.
+    measuring recipe: only equal ones are compared. `starts` says how many of the samples each server start gave. `test`
+    is the node id, without the cell, of the user's test whose `load()` this was; empty: the built-in check.
     """
 
     metric: str
@@ -33,6 +34,8 @@ class Measurement:
     floor: dict[str, Any] | None = None
     note: str = ""
     method: str = ""
+    starts: list[int] = field(default_factory=list)
+    test: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpuserve.errors import Where
 from pytest_gpuserve.matrix.types import METRICS, Floor, Matrix
-from pytest_gpuserve.measure.floors import Past, bound_of, measurements, needs_of, verdict_of
+from pytest_gpuserve.measure.floors import Beside, Past, bound_of, measurements, needs_of, verdict_of
 from pytest_gpuserve.measure.history import past_of, runs_before
 from pytest_gpuserve.measure.profile import BUILT_IN, LoadProfile, profile_named
 from pytest_gpuserve.model.cell import Cell, ModelSpec
@@ -43,8 +43,9 @@ def record(samples: list[float], *, uuid: str = "GPU-1", **more: object) -> Cell
     return CellRecord(id="sm120-m-baseline", arch="sm120", model="m", axes=BASE, gpus=gpus, measurements=[row])
 
 
-def bound(one: Floor, reference: CellRecord | None = None, past: Past = Past()):  # noqa: B008
-    return bound_of(one, reference, past, reference_name="sm120-m-baseline", gpus=["GPU-1"], method=METHOD)
+def bound(one: Floor, reference: CellRecord | None = None, past: Past = Past(), **more: object):  # noqa: B008
+    beside = Beside(name="sm120-m-baseline", record=reference, gpus=["GPU-1"], **more)
+    return bound_of(one, beside, past, method=METHOD)
 
 
 def test_a_cell_measures_for_its_own_floors_and_for_those_who_are_compared_with_it(tmp_path) -> None:
@@ -76,7 +77,7 @@ def test_floors_in_numbers_name_the_line_that_set_them() -> None:
     assert (found.limit, found.where, found.text) == (60.0, "m.yaml:9", "at-least 60 tok/s")
     found = bound(floor(ratio=1.2), record([50.0, 50.5, 49.5]))
     assert found.limit == pytest.approx(60)
-    assert found.error > 0
+    assert (found.reference.error > 0, found.reference.count) == (True, 1)
     assert found.text == "at-least 1.2 × sm120-m-baseline (50 tok/s)"
     found = bound(floor(history_ratio=0.9, history_last=3), past=Past(medians=(100.0, 90.0, 110.0, 1.0), runs=9))
     assert found.limit == pytest.approx(90)
@@ -103,8 +104,32 @@ def test_without_a_reference_nothing_is_judged(reference, told) -> None:
     assert told in verdict.text
 
 
-def test_a_reference_on_other_gpus_is_said() -> None:
-    assert bound(floor(ratio=1.2), record([50.0], uuid="GPU-2")).note == "sm120-m-baseline ran on other GPUs (GPU-2)"
+def test_a_reference_on_other_gpus_is_said_and_decides_nothing() -> None:
+    found = bound(floor(ratio=1.2), record([50.0] * 5, uuid="GPU-2"))
+    assert found.note == "sm120-m-baseline ran on other GPUs (GPU-2)"
+    assert (found.limit, found.reference.count) == (60, 0)
+    assert verdict_of(found, [[10.0] * 5], None).verdict == "inconclusive"
+    assert verdict_of(found, [[61.0] * 5], None).verdict == "ok"
+    # Started here too, only that counts.
+    found = bound(floor(ratio=1.2), record([50.0] * 5, uuid="GPU-2"), starts=[[20.0] * 5])
+    assert (found.limit, found.reference.count) == (24, 1)
+    assert verdict_of(found, [[10.0] * 5], None).verdict == "below-floor"
+
+
+def test_further_starts_of_a_reference_count_with_its_first() -> None:
+    found = bound(floor(ratio=1.0), record([100.0] * 5), starts=[[110.0] * 5, [104.0] * 5])
+    assert (found.limit, found.reference.count, found.reference.error) == (104, 3, 5)
+    mixed = record([100.0] * 5 + [90.0] * 5 + [95.0] * 5, median=95.0, starts=[5, 5, 5])
+    assert bound(floor(ratio=1.0), mixed).reference.count == 3
+
+
+def test_the_check_of_a_reference_comes_before_what_a_users_test_measured() -> None:
+    mine = record([100.0] * 5)
+    mine.measurements = [
+        {**mine.measurements[0], "median": 10.0, "samples": [10.0] * 5, "test": "t.py::test"},
+        *mine.measurements,
+    ]
+    assert bound(floor(ratio=1.0), mine).limit == 100
 
 
 def test_an_invalid_measurement_is_never_below_a_floor() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpuserve.measure.stats import judge, mad, median_error, proposed_floor
+from pytest_gpuserve.measure.stats import Reference, judge, mad, median_error, proposed_floor, start_error
 
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
@@ -42,10 +42,15 @@ def test_a_dip_of_3_percent_under_10_percent_noise_is_inconclusive_and_says_how_
         ([STEADY, STEADY, STEADY], 110.0, "below-floor", 0),
         ([STEADY], 120.0, "below-floor", 0),
         ([STEADY], 800.0, "below-floor", 0),
-        # Each start is steady, and they differ by more than they miss the floor by.
-        ([[80.0] * 5, [100.0] * 5, [112.0] * 5], 104.0, "inconclusive", 0),
+        # Each start is steady, and they differ by more than they miss the floor by: more windows would say nothing.
+        ([[80.0] * 5, [100.0] * 5, [112.0] * 5], 104.0, "inconclusive", 189),
+        ([[98.0] * 5, [98.0] * 5, [112.0] * 5], 99.0, "inconclusive", 585),  # two that agree by chance
+        ([[80.0], [80.0], [80.0]], 100.0, "below-floor", 0),
     ],
-    ids=["met", "far inside", "near", "near twice", "near three times", "far", "8 times", "starts differ"],
+    ids=[
+        *("met", "far inside", "near", "near twice", "near three times", "far", "8 times", "starts differ"),
+        *("two starts agree", "one window each"),
+    ],
 )
 def test_verdicts(starts, bound, verdict, more_starts) -> None:
     found = judge(starts, bound, higher=True)
@@ -89,10 +94,64 @@ def test_it_does_not_hide_what_is_really_slow(slower: float) -> None:
 
 
 def test_a_reference_that_is_not_known_well_decides_nothing() -> None:
-    found = judge([[95.0] * 5] * 3, 100.0, higher=True, bound_error=4.0)
+    found = judge([[95.0] * 5] * 3, 100.0, higher=True, reference=baseline(3, error=4.0))
     assert found.verdict == "inconclusive"
-    assert "the reference itself" in found.text
-    assert judge([[95.0] * 5] * 3, 100.0, higher=True, bound_error=1.0).verdict == "below-floor"
+    assert "what it is held against is known to 8.0% only (3 starts of m-baseline)" in found.text
+    assert judge([[95.0] * 5] * 3, 100.0, higher=True, reference=baseline(3, error=1.0)).verdict == "below-floor"
+
+
+def baseline(count: int, error: float = 0.0) -> Reference:
+    return Reference(error=error, count=count, one="start of m-baseline", many="starts of m-baseline")
+
+
+def test_a_reference_is_started_as_often_as_what_is_held_against_it() -> None:
+    found = judge([[90.0] * 5] * 3, 100.0, higher=True, reference=baseline(1))
+    assert (found.verdict, found.more_starts, found.more_references) == ("inconclusive", 0, 2)
+    assert "3 starts against 1 start of m-baseline" in found.text
+    assert "2 more starts of m-baseline would decide" in found.text
+    found = judge([[90.0] * 5], 100.0, higher=True, reference=baseline(1))
+    assert (found.more_starts, found.more_references) == (2, 2)
+    assert judge([[80.0] * 5], 100.0, higher=True, reference=baseline(1)).verdict == "below-floor"
+    # What ran elsewhere counts for nothing, however far apart.
+    found = judge([[10.0] * 5], 100.0, higher=True, reference=baseline(0))
+    assert (found.verdict, found.more_references) == ("inconclusive", 1)
+
+
+def test_fewer_windows_than_show_any_noise_decide_nothing() -> None:
+    found = judge([[80.0]], 100.0, higher=True)
+    assert (found.verdict, found.more_samples) == ("inconclusive", 2)
+    assert "20.0% short by 1 window: 2 more windows would decide" in found.text
+
+
+def test_a_latency_is_above_its_ceiling_and_not_short_of_it() -> None:
+    assert judge([[130.0] * 5], 100.0, higher=False).text == "30.0% above, beyond the noise"
+
+
+def against(seed: int, *, ratio: float, level: float, between: float, within: float) -> str:
+    """The verdict on a cell of `level` against a reference of 100, with the further starts that are asked for."""
+
+    def more(of: float, salt: int) -> list[list[float]]:
+        return drawn(seed + salt * 10**6, level=of, between=between, within=within, starts=1)
+
+    cell, reference = more(level, 0), more(100, 1)
+    while True:
+        bound = ratio * median([median(start) for start in reference])
+        error = ratio * start_error(reference)
+        found = judge(cell, bound, higher=True, reference=baseline(len(reference), error=error))
+        again = found.more_references and len(reference) < 4
+        if len(cell) > 4 or not (again or found.more_starts):
+            return found.verdict
+        if again:
+            reference += more(100, 10 + len(cell))
+        cell += more(level, 20 + len(cell))
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.03, 0.01), (0.05, 0.02)])
+def test_a_ratio_does_not_flap(between: float, within: float) -> None:
+    verdicts = [against(seed, ratio=0.95, level=100, between=between, within=within) for seed in range(1000)]
+    assert verdicts.count("below-floor") <= 8
+    slow = [against(seed, ratio=0.95, level=70, between=between, within=within) for seed in range(200)]
+    assert slow.count("below-floor") >= 190
 
 
 def test_spread_and_proposed_floors() -> None:
