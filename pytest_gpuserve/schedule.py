@@ -10,7 +10,17 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.model.cell import Cell
 
-__all__ = ["Place", "arrange", "baseline_of", "cell_in", "estimate", "group", "in_launch_order", "makespan"]
+__all__ = [
+    "Place",
+    "arrange",
+    "baseline_of",
+    "cell_in",
+    "estimate",
+    "group",
+    "in_launch_order",
+    "makespan",
+    "without_cell",
+]
 
 T = TypeVar("T")
 # A start of a real server of a few layers takes about a minute, nearly all of it imports and graph capture.
@@ -29,13 +39,15 @@ def baseline_of(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
 def in_launch_order(cells: Sequence[Cell], references: Mapping[str, Iterable[str]] | None = None) -> tuple[Cell, ...]:
     """Cells as they are launched: all baselines, then model by model; what others are compared with before those.
 
-    Baselines first, so that under xdist no worker waits for one while another could be run.
+    Baselines first, so that under xdist no worker waits for one while another could be run; so a baseline's own
+    references count for nothing here: every delta waits for its baseline.
 
     `references` maps a cell's id to the ids of cells whose results it needs. Otherwise the order is the given one,
     so that two runs of one matrix are alike. A cycle of references is cut where it closes.
     """
     references = references or {}
     by_id = {cell.id: cell for cell in cells}
+    deltas = by_id.keys() - {cell.id for cell in cells if cell.is_baseline}
     models = {key: rank for rank, key in enumerate(dict.fromkeys((cell.arch, cell.model.name) for cell in cells))}
     ranked = sorted(cells, key=lambda cell: (not cell.is_baseline, models[cell.arch, cell.model.name]))
     done: dict[str, Cell] = {}
@@ -44,9 +56,8 @@ def in_launch_order(cells: Sequence[Cell], references: Mapping[str, Iterable[str
         stack, open_ = [first.id], {first.id}
         while stack:
             current = stack[-1]
-            missing = [
-                one for one in references.get(current, ()) if one in by_id and one not in done and one not in open_
-            ]
+            wanted = references.get(current, ()) if current in deltas else ()
+            missing = [one for one in wanted if one in by_id and one not in done and one not in open_]
             if missing:
                 stack.append(missing[0])
                 open_.add(missing[0])
@@ -90,6 +101,13 @@ def cell_in(nodeid: str, ids: frozenset[str] | Mapping[str, object]) -> str | No
         if candidate in ids:
             return candidate
     return None
+
+
+def without_cell(nodeid: str, cell_id: str) -> str:
+    """The node id with its other parameters: `test_x[8]` for `test_x[sm120-m-baseline-8]`."""
+    path, bracket, inside = nodeid.partition("[")
+    rest = f"{bracket}{inside}".replace(cell_id, "", 1)
+    return path + rest.replace("[]", "").replace("[-", "[").replace("-]", "]")
 
 
 def group(nodeids: Sequence[str], ids: frozenset[str] | Mapping[str, object]) -> dict[str, list[int]]:

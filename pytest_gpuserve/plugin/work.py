@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.manager.need import Need
 from pytest_gpuserve.markers import gpus_wanted
 from pytest_gpuserve.model.cell import Cell
+from pytest_gpuserve.schedule import without_cell
 from pytest_gpuserve.suite import LAST
 
 if TYPE_CHECKING:
@@ -56,12 +57,11 @@ def stops_server(item: pytest.Item) -> bool:
 
 def name_of(nodeid: str, cell_id: str) -> str:
     """`ready` for the suite's `test_ready[…]`; a project's test by its own name, with its other parameters."""
-    path, bracket, inside = nodeid.partition("[")
+    path, bracket, inside = without_cell(nodeid, cell_id).partition("[")
     name = path.rpartition("::")[2]
     if nodeid.startswith("gpuserve/"):
         return name.removeprefix("test_").replace("_", "-")
-    rest = f"{bracket}{inside}".replace(cell_id, "", 1)
-    return name + rest.replace("[]", "").replace("[-", "[").replace("-]", "]")
+    return f"{name}{bracket}{inside}"
 
 
 def work_of(item: pytest.Item) -> Work | None:

@@ -57,16 +57,24 @@ def test_what_a_cell_is_compared_with_comes_before_it(cells: list[Cell], data: s
     }
     ordered = [one.id for one in schedule.in_launch_order(cells, references)]
     assert sorted(ordered) == sorted(ids)
+    deltas = {one.id for one in cells if not one.is_baseline}
     for one, wanted in references.items():
-        assert all(ordered.index(other) < ordered.index(one) for other in wanted)
+        assert one not in deltas or all(ordered.index(other) < ordered.index(one) for other in wanted)
+    # A delta waits for its baseline, whatever the baseline is compared with.
+    assert not {*ordered[: len(ids) - len(deltas)]} & deltas
     cyclic = dict.fromkeys(ids, ids)
     assert sorted(one.id for one in schedule.in_launch_order(cells, cyclic)) == sorted(ids)
 
 
 def test_a_long_chain_of_references_needs_no_recursion() -> None:
-    cells = [cell(f"m{number:05}") for number in range(3000)]
+    cells = [cell(f"m{number:05}", "graphs") for number in range(3000)]
     references = {one.id: [following.id] for one, following in itertools.pairwise(cells)}
     assert schedule.in_launch_order(cells, references) == tuple(reversed(cells))
+
+
+def test_a_node_id_without_its_cell_keeps_its_other_parameters() -> None:
+    for inside, left in (("c-1", ""), ("c-1-8", "[8]"), ("8-c-1", "[8]"), ("8-c-1-9", "[8--9]")):
+        assert schedule.without_cell(f"t.py::test_x[{inside}]", "c-1") == f"t.py::test_x{left}"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 2))))
