@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve import schedule
+from pytest_gpuserve.matrix.types import BUILTIN_LOADS
 from pytest_gpuserve.measure.floors import Needs, needs_of
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.matrix.expand import LeftOut
     from pytest_gpuserve.matrix.scenario import Scenario
-    from pytest_gpuserve.matrix.types import Matrix
+    from pytest_gpuserve.matrix.types import Floor, Matrix
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.gpu import Gpu
     from pytest_gpuserve.model.knownbad import KnownBad
@@ -30,7 +32,8 @@ class Plan:
     `gpus` are those this run may use; `probes` says by arch how a process reads them (`Probe.spec()`). `entries` holds,
     by cell id, the known-bad entries that match, most specific first; cells without any are left out. `folder` is the
     run's folder, None where nothing is launched. `started` is an aware UTC time as ISO text, `began` the same moment
-    on the clock that nobody sets (`time.monotonic`, the same in every process).
+    on the clock that nobody sets (`time.monotonic`, the same in every process). `marked` are the ratios that marks of
+    collected tests set, by the id of the cell they run in.
     """
 
     settings: Settings
@@ -49,11 +52,27 @@ class Plan:
     scenario: Scenario | None = None
     folder: Path | None = None
     owners: tuple[int, ...] = field(default=())
+    marked: Mapping[str, tuple[Floor, ...]] = field(default_factory=dict)
 
     @property
     def simulated(self) -> bool:
         """True if GPUs and servers are simulated: every report must say so."""
         return self.settings.sim is not None
+
+    @property
+    def made_up(self) -> bool:
+        """True in a simulation without a scenario: one made-up speed for all cells, of which nothing is asked."""
+        return self.simulated and self.settings.sim_scenario is None
+
+    def ordered(self) -> Plan:
+        """The same with its cells in launch order."""
+        references = {cell.id: self.needs_of(cell).references for cell in self.cells}
+        return replace(self, cells=schedule.in_launch_order(self.cells, references))
+
+    def marking(self, marked: Mapping[str, tuple[Floor, ...]]) -> Plan:
+        """The same where tests compare their cells with others by marks of their own; what they need comes first."""
+        held = self.settings.floors == "check" and not self.made_up
+        return replace(self, marked=marked).ordered() if held and marked else self
 
     @cached_property
     def by_id(self) -> dict[str, Cell]:
@@ -64,6 +83,11 @@ class Plan:
     def axes(self) -> tuple[str, ...]:
         """The names of all axes of all matrices."""
         return tuple(dict.fromkeys(axis for matrix in self.matrices.values() for axis in matrix.axes))
+
+    @cached_property
+    def loads(self) -> tuple[str, ...]:
+        """The names of all loads: the built-in ones and those of all matrices."""
+        return tuple(dict.fromkeys((*BUILTIN_LOADS, *(load for one in self.matrices.values() for load in one.loads))))
 
     @cached_property
     def baselines(self) -> dict[tuple[str, str, str], str]:
@@ -85,7 +109,7 @@ class Plan:
 
     @cached_property
     def _needs(self) -> dict[str, Needs]:
-        return needs_of(self.cells, self.matrices)
+        return needs_of(self.cells, self.matrices, self.marked)
 
     def needs_of(self, cell: Cell) -> Needs:
         """What the cell measures: for floors of its own, and for cells that are compared with it."""

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pytest_gpuserve import schedule
 from pytest_gpuserve.errors import FileProblems, UsageError
 from pytest_gpuserve.gpu import lockdir
 from pytest_gpuserve.manager import machine as machines
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _Source = TypeVar("_Source")
 _Content = TypeVar("_Content")
 
-__all__ = ["SIMULATED_VERSIONS", "levels_elsewhere", "prepare", "require_locks", "server_variables", "settle"]
+__all__ = ["SIMULATED_VERSIONS", "elsewhere", "prepare", "require_locks", "server_variables", "settle"]
 
 # What a simulated server claims to be where no SGLang is installed. Reports show it beside the word SIMULATED.
 SIMULATED_VERSIONS = {
@@ -109,20 +108,15 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         owners=(os.getpid(),),
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
-    plan = dataclasses.replace(plan, cells=fitted)
-    references = {cell.id: plan.needs_of(cell).references for cell in fitted}
-    return dataclasses.replace(plan, cells=schedule.in_launch_order(fitted, references))
+    return dataclasses.replace(plan, cells=fitted).ordered()
 
 
-def levels_elsewhere(rootdir: Path) -> dict[str, set[str]]:
-    """The levels of each axis in all matrices that could be named here: a test's mark may be meant for another one than
-    runs now.
-    """
-    found: dict[str, set[str]] = {}
+def elsewhere(rootdir: Path) -> list[Matrix]:
+    """All matrices that could be named here: a test's mark may be meant for another one than runs now."""
+    found = []
     for path in available(rootdir).values():
         with contextlib.suppress(FileProblems):
-            for axis, levels in load_matrix(path).axes.items():
-                found.setdefault(axis, set()).update(levels)
+            found.append(load_matrix(path))
     return found
 
 

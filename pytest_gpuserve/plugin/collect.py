@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.manager.measuring import loads_of
-from pytest_gpuserve.manager.prepare import levels_elsewhere
+from pytest_gpuserve.manager.prepare import elsewhere
 from pytest_gpuserve.markers import arguments, gpus_wanted, throughput_floors
 from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.matrix.when import FIXED_FACTS, PREFIXES
@@ -19,15 +21,17 @@ from pytest_gpuserve.model.predicate import Predicate
 from pytest_gpuserve.plugin.work import cell_of, stage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from pytest_gpuserve.manager.plan import Plan
+    from pytest_gpuserve.matrix.types import Floor, Matrix
     from pytest_gpuserve.model.cell import Cell
 
 __all__ = ["BUILT_IN", "Collection"]
 
 BUILT_IN = "gpuserve"
 THROUGHPUT = "test_throughput"
+CHECK = f"{BUILT_IN}/suite.py::{THROUGHPUT}"
 
 
 def _is_no_axis(name: str) -> bool:
@@ -54,15 +58,16 @@ def _suite_of(plan: Plan) -> str:
 
 
 class Collection:
-    """Hooks of the process that collects: each xdist worker, or the one process without xdist."""
+    """Hooks of the process that collects: each xdist worker, or the one process without xdist.
+
+    `plan` is the run's; once all is collected, with what marks of the tests ask for: the same in every worker.
+    """
 
     def __init__(self, config: pytest.Config, plan: Plan) -> None:
         self.plan = plan
         self._ids = [cell.id for cell in plan.cells]
-        self._rank = {cell_id: rank for rank, cell_id in enumerate(self._ids)}
         self._suite = _suite_of(plan)
-        self._elsewhere: dict[str, set[str]] | None = None
-        self.measured = [] if plan.settings.preflight else [cell for cell in plan.cells if loads_of(plan, cell)]
+        self._session: pytest.Session | None = None
         self._asked: list[str] = self._take_arguments(config)
 
     def _take_arguments(self, config: pytest.Config) -> list[str]:
@@ -84,23 +89,29 @@ class Collection:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """The session finds the suite before all else."""
+        """The session finds the suite after all else: what it measures depends on marks of the project's tests."""
         report = yield
         if isinstance(collector, pytest.Session) and self._asked:
+            self._session = collector
             path = Path(importlib.import_module(self._suite).__file__ or "")
             node = _BuiltIn.from_parent(
                 collector, path=path, name=self._suite, nodeid=f"{BUILT_IN}/{self._suite.rpartition('.')[2]}.py"
             )
-            report.result = [node, *report.result]
+            report.result = [*report.result, node]
         return report
+
+    @cached_property
+    def measured(self) -> list[Cell]:
+        """The cells of the throughput check: what the matrix' floors need, and marks of the tests so far."""
+        if self.plan.settings.preflight or self._session is None:
+            return []
+        plan = self.plan.marking(_compared(self._session.items))
+        return [cell for cell in self.plan.cells if loads_of(plan, cell)]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every test that uses a fixture of ours, through whatever other fixtures, runs once a cell."""
-        if throughput_floors(metafunc.definition, "") and "load" not in metafunc.fixturenames:
-            pytest.fail(
-                "@pytest.mark.throughput_floor is about the fixture `load`, which this test does not use", pytrace=False
-            )
         # A wrong mark is told here, as this test's own error: what is raised later ends pytest itself.
+        self._check_floors(metafunc.definition, metafunc.fixturenames)
         gpus_wanted(metafunc.definition.iter_markers("gpus"), 1)
         if "gpu_cell" in metafunc.fixturenames:
             cells = self._cells_for(metafunc.definition)
@@ -108,7 +119,7 @@ class Collection:
             metafunc.parametrize("gpu_cell", cells, ids=ids, indirect=True, scope="function")
 
     def _cells_for(self, definition: pytest.Item) -> Sequence[Cell]:
-        if definition.nodeid == f"{BUILT_IN}/suite.py::{THROUGHPUT}":
+        if definition.nodeid == CHECK:
             return self.measured
         marks = list(definition.iter_markers("gpu_cells"))
         if not marks:
@@ -130,49 +141,98 @@ class Collection:
         ]
 
     def _is_fact(self, name: str) -> bool:
-        return _is_no_axis(name) or name in self.plan.axes or name in self._levels_elsewhere()
+        return _is_no_axis(name) or name in self.plan.axes or any(name in matrix.axes for matrix in self._elsewhere)
 
-    def _levels_elsewhere(self) -> dict[str, set[str]]:
-        if self._elsewhere is None:
-            self._elsewhere = levels_elsewhere(self.plan.settings.rootdir)
-        return self._elsewhere
+    @cached_property
+    def _elsewhere(self) -> list[Matrix]:
+        return elsewhere(self.plan.settings.rootdir)
 
     def _known(self, predicate: Predicate) -> Predicate:
         """The predicate, unless it names a level that no matrix has: its test would never run, silently."""
         for term in predicate.terms:
-            levels = {level for matrix in self.plan.matrices.values() for level in matrix.axes.get(term.name, ())}
-            if _is_no_axis(term.name) or term.values <= levels:
-                continue
-            levels |= self._levels_elsewhere().get(term.name, set())
-            for value in sorted(term.values - levels):
-                pytest.fail(
-                    f"@pytest.mark.gpu_cells: no matrix has a level {value!r} of {term.name}"
-                    f"{did_you_mean(value, sorted(levels))}",
-                    pytrace=False,
-                )
+            if not _is_no_axis(term.name):
+                self._require_levels("gpu_cells", term.name, term.values)
         return predicate
+
+    def _require_levels(self, mark: str, axis: str, wanted: Iterable[str]) -> None:
+        levels = {level for matrix in self.plan.matrices.values() for level in matrix.axes.get(axis, ())}
+        if levels.issuperset(wanted):
+            return
+        levels |= {level for matrix in self._elsewhere for level in matrix.axes.get(axis, ())}
+        for level in sorted({*wanted} - levels):
+            close = did_you_mean(level, sorted(levels))
+            pytest.fail(f"@pytest.mark.{mark}: no matrix has a level {level!r} of {axis}{close}", pytrace=False)
+
+    def _check_floors(self, node: pytest.Item, fixtures: Sequence[str]) -> None:
+        """Fails the test if a `throughput_floor` of it could never hold for anything."""
+        floors = throughput_floors(node)
+        if floors and "load" not in fixtures:
+            pytest.fail(
+                "@pytest.mark.throughput_floor is about the fixture `load`, which this test does not use", pytrace=False
+            )
+        for floor in floors:
+            if floor.load and floor.load not in self.plan.loads:
+                loads = {*self.plan.loads, *(load for matrix in self._elsewhere for load in matrix.loads)}
+                if floor.load not in loads:
+                    close = did_you_mean(floor.load, sorted(loads))
+                    pytest.fail(
+                        f"@pytest.mark.throughput_floor: no matrix has a load {floor.load!r}{close}", pytrace=False
+                    )
+            for axis, level in (floor.of or {}).items():
+                if axis not in self.plan.axes and not any(axis in matrix.axes for matrix in self._elsewhere):
+                    close = did_you_mean(axis, self.plan.axes)
+                    pytest.fail(f"@pytest.mark.throughput_floor: no matrix has an axis {axis!r}{close}", pytrace=False)
+                self._require_levels("throughput_floor", axis, [level])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A parameter's own marks are not seen before it has become a test."""
+        if cell_of(item) is not None:
+            self._check_floors(item, getattr(item, "fixturenames", ()))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """What is not ours or has no cell is deselected; the rest is ordered by cell."""
+        """What is not ours or has no cell is deselected; the rest is ordered by cell.
+
+        So is a throughput check that would have measured for nothing but a test that `-k` took out.
+        """
+        self.plan = self.plan.marking(_compared(items))
+        rank = {cell.id: place for place, cell in enumerate(self.plan.cells)}
+        measured = {cell.id for cell in self.measured if loads_of(self.plan, cell)}
         mine: list[pytest.Item] = []
         others: list[pytest.Item] = []
         for item in items:
-            (mine if cell_of(item) is not None and self._is_asked(item) else others).append(item)
+            cell = cell_of(item)
+            idle = cell is not None and cell.id not in measured and item.nodeid.startswith(f"{CHECK}[")
+            (mine if cell is not None and not idle and self._is_asked(item) else others).append(item)
         if others:
             config.hook.pytest_deselected(items=others)
-        items[:] = schedule.arrange(mine, self._place)
+
+        def place(item: pytest.Item) -> schedule.Place:
+            cell = cell_of(item)
+            assert cell is not None
+            return schedule.Place(rank[cell.id], *stage_of(item))
+
+        items[:] = schedule.arrange(mine, place)
 
     def _is_asked(self, item: pytest.Item) -> bool:
         if self._asked == [BUILT_IN] or not item.nodeid.startswith(f"{BUILT_IN}/"):
             return True
         return any(_selects(asked, item.nodeid) for asked in self._asked)
 
-    def _place(self, item: pytest.Item) -> schedule.Place:
+
+def _compared(items: Iterable[pytest.Item]) -> dict[str, tuple[Floor, ...]]:
+    """The ratios that marks of these tests set, by the id of the cell they run in."""
+    found: dict[str, tuple[Floor, ...]] = {}
+    for item in items:
         cell = cell_of(item)
-        assert cell is not None
-        stage, order = stage_of(item)
-        return schedule.Place(self._rank[cell.id], stage, order)
+        if cell is None or item.get_closest_marker("throughput_floor") is None:
+            continue
+        # A parameter's wrong mark is told when its test runs.
+        with suppress(pytest.fail.Exception):
+            ratios = tuple(floor for floor in throughput_floors(item) if floor.ratio is not None)
+            found[cell.id] = found.get(cell.id, ()) + ratios
+    return found
 
 
 def _selects(asked: str, nodeid: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpuserve import verdict
 from pytest_gpuserve.failing import ServerFailed
-from pytest_gpuserve.fixtures import MANAGER
+from pytest_gpuserve.fixtures import LOADS, MANAGER
 from pytest_gpuserve.manager import Gate, Manager
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.plugin import timeouts
@@ -54,7 +54,10 @@ class Runner:
         """The manager needs to know which cells this session has."""
         if self._plan.folder is not None:
             selected = list(dict.fromkeys(cell.id for cell in map(cell_of, session.items) if cell is not None))
-            self._manager = Manager(self._plan, selected, self.show, self._untimed)
+            # What marks of the tests ask for is known only now.
+            collection = self._config.pluginmanager.get_plugin("gpuserve-collection")
+            assert collection is not None
+            self._manager = Manager(collection.plan, selected, self.show, self._untimed)
             self._config.stash[MANAGER] = self._manager
 
     # Outermost: pytest-timeout arms its timer in this hook too, and a server's start must not count as the test's time.
@@ -118,6 +121,9 @@ class Runner:
         error: BaseException | None = None
         try:
             yield
+            loads = item.stash.get(LOADS, None)
+            if loads is not None:
+                loads.conclude()
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException as raised:  # noqa: BLE001 - raised again below, unless the server's end explains it
