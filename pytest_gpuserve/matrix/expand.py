@@ -50,9 +50,9 @@ def expand(matrix: Matrix, arch: str, *, strategy: str | None = None, versions: 
 def expand_all(matrix: Matrix, arch: str, *, strategy: str | None = None, versions: Mapping[str, str]) -> Expansion:
     """The cells of `matrix` on `arch`, model by model: the strategy's, then `include`'s, each once.
 
-    A level whose `when` does not hold makes no cell. One whose `requires` is not met by `versions` (of distributions in
-    the environment under test, and of the machine's driver) makes a cell that is not applicable, with the reason: too
-    old, too new, not known, or not a version that can be compared.
+    A level whose `when` does not hold makes no cell. One whose `requires`, or its model's, is not met by `versions` (of
+    distributions in the environment under test, and of the machine's driver) makes a cell that is not applicable, with
+    the reason: too old, too new, not known, or not a version that can be compared.
     UsageError if the matrix is not for this arch, the strategy is unknown, or there would be more than MAX_CELLS.
     """
     strategy = strategy or matrix.strategy
@@ -103,19 +103,22 @@ class _Expander:
     unmet: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for levels in self.matrix.axes.values():
-            for level in levels.values():
-                reasons = [self._unmet(level, name, wanted) for name, wanted in level.requires.items()]
-                if any(reasons):
-                    self.unmet[id(level)] = "; ".join(reason for reason in reasons if reason)
+        owners: list[tuple[str, Level | ModelSpec]] = [
+            (f"level {level}", level) for levels in self.matrix.axes.values() for level in levels.values()
+        ]
+        owners += [(f"model {model.name}", model) for model in self.matrix.models.values()]
+        for what, owner in owners:
+            reasons = [self._unmet(what, name, wanted) for name, wanted in owner.requires.items()]
+            if any(reasons):
+                self.unmet[id(owner)] = "; ".join(reason for reason in reasons if reason)
 
-    def _unmet(self, level: Level, name: str, wanted: str) -> str:
+    def _unmet(self, what: str, name: str, wanted: str) -> str:
         installed = version_of(name, self.versions)
         if installed is None:
-            return f"level {level} needs {name}{wanted}: the version of {name} is not known"
+            return f"{what} needs {name}{wanted}: the version of {name} is not known"
         if not is_version(installed):
-            return f"level {level} needs {name}{wanted}: its version here, {installed!r}, cannot be compared"
-        return "" if admits(wanted, installed) else f"level {level} needs {name}{wanted}, installed is {installed}"
+            return f"{what} needs {name}{wanted}: its version here, {installed!r}, cannot be compared"
+        return "" if admits(wanted, installed) else f"{what} needs {name}{wanted}, installed is {installed}"
 
     def add_model(self, model: ModelSpec, strategy: str) -> None:
         possible = levels_for(self.matrix, model, self.arch)
@@ -173,7 +176,7 @@ class _Expander:
         deltas = [level for level in levels if level.name != known_good[level.axis]]
         base = [level for level in levels if level.name == known_good[level.axis]]
         flags, env = launch_of(self.matrix, model, base, deltas)
-        reasons = [self.unmet[id(level)] for level in levels if id(level) in self.unmet] if self.unmet else []
+        reasons = [self.unmet[id(one)] for one in (model, *levels) if id(one) in self.unmet] if self.unmet else []
         if len(deltas) > 1:
             reasons += contradictions(deltas)
         cell = Cell(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpuserve.matrix.settings import read_env, read_flags, read_name
 from pytest_gpuserve.matrix.walk import did_you_mean
+from pytest_gpuserve.matrix.when import read_ranges
 from pytest_gpuserve.model.cell import ModelSpec
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shapes", "property_names", "read_models", "shipped_shapes"]
 
-_KEYS = ("shape", "layers", "path", "gpus", "min-memory-gib", "optional", "flags", "env")
+_KEYS = ("shape", "layers", "path", "gpus", "min-memory-gib", "optional", "requires", "flags", "env")
 _PROPERTIES = ("attention", "quantization")
 
 
@@ -88,6 +89,7 @@ def _read_model(reader: Reader, name: str, node: Node, shapes: Shapes, propertie
         optional=reader.boolean(fields.get("optional")),
         flags=read_flags(reader, fields.get("flags")),
         env=read_env(reader, fields.get("env")),
+        requires=read_ranges(reader, fields.get("requires")),
         properties=_properties(reader, fields, shapes.properties(shape) if shape else {}, properties),
     )
 

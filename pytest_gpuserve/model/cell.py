@@ -20,7 +20,8 @@ class ModelSpec:
     """One entry of a matrix's `models`: a shipped shape or a local path.
 
     `gpus` is the number of GPUs a server of it takes; `min_memory_gib` the memory each of them must have.
-    `properties` are what predicates see as `model.NAME` (attention, quantization, …), strings.
+    `properties` are what predicates see as `model.NAME` (attention, quantization, …), strings. `requires` maps
+    distributions to PEP 440 ranges, as a level's does.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelSpec:
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = field(default_factory=dict)
     where: Where | None = None
 
 

@@ -60,7 +60,9 @@ def _deepseek(
         "first_k_dense_replace": 1,
         "num_nextn_predict_layers": 0,
     }
-    return _dense(architecture, model_type, rope_theta=10000.0) | mla | moe | changes
+    # A model that says `rope_parameters` has no rope theta beside it.
+    rope = {} if "rope_parameters" in changes else {"rope_theta": 10000.0}
+    return _dense(architecture, model_type, **rope) | mla | moe | changes
 
 
 _SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
@@ -203,6 +205,7 @@ CATALOGUE = (
         config=_deepseek("DeepseekV32ForCausalLM", "deepseek_v32", **_SPARSE),
         cut=_MLA_CUT,
         quantizations=("fp8", "none"),
+        extra={"family": "deepseek"},
     ),
     Shape(
         name="kimi-k2.5",
@@ -259,6 +262,7 @@ CATALOGUE = (
         ),
         cut=("78 layers to 2, of which 1 dense", "256 experts to 32", _CUT_VOCABULARY, "context 202752 to 16384"),
         quantizations=("none", "fp8", "nvfp4"),
+        extra={"family": "glm"},
     ),
     Shape(
         name="gpt-oss",
