@@ -310,5 +310,5 @@ def test_the_reference_launches_are_cells():
     assert glm.env == {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "5", "NCCL_MIN_NCHANNELS": "8"}
     tree = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.tree"]
     known = load_known_bad([packaged_dir() / "known_bad.yaml"])
-    assert any("NCCL" in entry.reason for entry in matching(known, tree, {"sglang": "0.5.17"}))
+    assert any("NCCL" in entry.reason for entry in matching(known, tree, {"sglang": "0.5.17", "nccl": "2.28.9"}))
     assert cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.wide"].env["NCCL_MIN_NCHANNELS"] == "32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -14,16 +15,17 @@ from pytest_gpuserve.matrix.find import packaged_dir
 from pytest_gpuserve.matrix.known_bad import load_known_bad, matching
 from pytest_gpuserve.matrix.schema import load_matrix
 from pytest_gpuserve.matrix.validate import validate
+from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 
 PATHS = {path.stem: path for path in sorted(packaged_dir().glob("*.yaml")) if path.stem != "known_bad"}
 KNOWN_BAD = packaged_dir() / "known_bad.yaml"
 ARCHS = ("cpu", "sm100", "sm103", "sm120", "sm121", "sm89", "sm90")
-RELEASES = ("0.5.6", "0.5.10.post1", "0.5.13", "0.5.17", "0.5.20", "0.5.23")
+RELEASES = (*(f"0.5.{patch}" for patch in range(6, 24)), "0.5.10.post1")
 ENTRIES = load_known_bad([KNOWN_BAD])
 # The day they were written: that an entry is due for review is the validate command's business.
-THAT_DAY = date(2026, 11, 29)
+THAT_DAY = date(2026, 11, 30)
 
 
 def cells_of(name, sglang="0.5.17"):
@@ -85,6 +87,15 @@ def test_an_entry_from_sglangs_own_checks_is_strict_and_one_of_a_single_reporter
             assert not one.strict, one.id
 
 
+def test_every_entry_says_for_which_versions_it_holds():
+    assert [one.id for one in ENTRIES if not one.versions] == []
+
+
+def test_what_one_report_alone_says_is_reported():
+    """`confirmed` is what was read in source, said by a maintainer, or seen by several."""
+    assert [one.id for one in ENTRIES if one.confirmed and not set(one.grade.split("+")) & {"S", "M"}] == []
+
+
 def test_entries_hold_for_other_peoples_matrices():
     """They name flags, variables and what a model is, never an axis or a model of these files."""
     for one in ENTRIES:
@@ -139,6 +150,44 @@ def test_so_are_the_experiments_that_failed():
     wide = cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.wide"]
     changed = {**GLM_NCCL, "NCCL_MIN_NCHANNELS": "32", "NCCL_BUFFSIZE": "8388608"}
     assert missing(wide, GLM, changed) == ([], {})
+
+
+# GLM-5 came with 0.5.9; the option was called --nsa-* until 0.5.19 and --dsa-* from 0.5.13 on.
+@pytest.mark.parametrize("sglang", [release for release in RELEASES if release not in ("0.5.6", "0.5.7", "0.5.8")])
+@pytest.mark.parametrize("nccl", ["tree", "wide"])
+def test_the_experiments_on_glm_run_in_every_release_that_has_it(sglang, nccl):
+    cells = cells_of("sm120", sglang)
+    found = [cells[f"sm120-glm-5-nvfp4-dsa.{name}-trtllm+nccl.{nccl}"] for name in ("nsa", "dsa")]
+    assert [cell.id for cell in found if not cell.not_applicable]
+
+
+def test_a_model_is_not_started_on_a_release_that_lacks_it():
+    for name, sglang, said in (("glm-5-nvfp4-mini", "0.5.8", ">=0.5.9"), ("deepseek-fp8-mini", "0.5.6", ">=0.5.7")):
+        cells = [cell for cell in cells_of("sm120", sglang).values() if cell.model.name == name]
+        assert cells
+        for cell in cells:
+            assert f"model {name} needs sglang{said}, installed is {sglang}" in cell.not_applicable, cell.id
+
+
+def test_a_kernel_is_not_only_tried_where_it_is_refused():
+    """Each FP8 GEMM and MXFP4 runner that a matrix names is expected to pass on some arch, in the newest release."""
+    versions = {"sglang": "0.5.23"}
+    tried: dict[tuple[str, str], bool] = {}
+    for arch in ARCHS:
+        for cell in cells_of(arch, "0.5.23").values():
+            for flag in ("fp8-gemm-backend", "moe-runner-backend"):
+                choice = cell.flags.get(flag)
+                if choice and not cell.not_applicable:
+                    known = any(one.strict for one in matching(ENTRIES, cell, versions))
+                    tried[flag, str(choice)] = tried.get((flag, str(choice)), False) or not known
+    assert [key for key, passes in tried.items() if not passes] == []
+
+
+@pytest.mark.parametrize("name", [arch for arch in ARCHS if arch not in ("cpu", "sm121")])
+def test_what_lies_between_gpus_is_varied_wherever_there_are_several(name):
+    settings = {variable for cell in cells_of(name).values() for variable in cell.env}
+    wanted = {"ALGO", "PROTO", "MIN_NCHANNELS", "NTHREADS", "BUFFSIZE", "P2P_LEVEL", "P2P_DISABLE", "IB_DISABLE"}
+    assert {f"NCCL_{variable}" for variable in wanted} - settings == set()
 
 
 def test_a_flag_that_no_code_reads_carries_a_note_which_the_plan_shows():
@@ -206,10 +255,22 @@ SAID = [
     ),
     ("KB-0009", Kind.CRASH, Phase.KV_CACHE, "AttributeError: 'ModelConfig' object has no attribute 'kv_lora_rank'"),
     (
-        "KB-0032",
+        "KB-0053",
         Kind.CRASH,
         Phase.KV_CACHE,
-        "SM120/SM121 supports only flashinfer_sparse_mla (default) or triton_sparse_mla (prefill), but got ['trtllm'].",
+        "GLM DSA with FP8 KV cache on NVIDIA SM120/SM121 supports only flashinfer_sparse_mla (default) or",
+    ),
+    (
+        "KB-0053",
+        Kind.CRASH,
+        Phase.KV_CACHE,
+        "GLM DSA with FP8 KV cache on NVIDIA SM120/SM121 supports only flashinfer_sparse_mla, but got ['trtllm'].",
+    ),
+    (
+        "KB-0006",
+        Kind.REJECTED,
+        Phase.IMPORT,
+        "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100). Please use a different backend.",
     ),
     ("KB-0029", Kind.CRASH, Phase.WARMUP, "mm_fp4 does not support backend 'trtllm' with capability 120"),
 ]
@@ -251,3 +312,28 @@ def test_the_pages_count_what_there_is():
     for name in ARCHS:
         count = len(cells_of(name))
         assert re.search(rf"`{name}`(, `\w+`)* \| {count}\b|`{name}` \| {count}\b", table), (name, count)
+
+
+def test_the_page_on_known_failures_counts_the_entries_of_each_arch():
+    """Entries about a cell of the arch's matrix, in any release; of these the strict ones, and those with a source."""
+    rows = []
+    for arch in ARCHS:
+        facts = [facts_of(cell) for cell in cells_of(arch, "0.5.23").values()]
+        about = [one for one in ENTRIES if any(one.when.matches(fact) for fact in facts)]
+        graded = [one for one in about if one.source and one.grade]
+        rows.append(f"| `{arch}` | {len(facts)} | {len(about)} | {sum(one.strict for one in about)} | {len(graded)} |")
+    text = (DOCS / "known-bad.md").read_text()
+    assert [row for row in rows if row not in text] == []
+
+
+def test_the_evidence_names_every_cell_of_sm90_that_no_gpu_has_run():
+    records = [json.loads(path.read_text()) for path in sorted((DOCS / "evidence").glob("sm90-*.json"))]
+    done = [
+        cell["id"] for record in records for cell in record["cells"] if cell["outcome"] not in ("not-run", "blocked")
+    ]
+    cells = cells_of("sm90")
+    assert set(done) - set(cells) == set()
+    page = (DOCS / "evidence" / "sm90.md").read_text().partition("## Not run on a GPU")[2]
+    named = set(re.findall(r"`([\w.-]+-mini-[\w.-]+|deepseek-v3-baseline)`", page))
+    assert named == {name.removeprefix("sm90-") for name in set(cells) - set(done)}
+    assert f"{len(set(done))} of the {len(cells)} cells" in page
