@@ -56,26 +56,34 @@ def project(tmp_path):
     return root
 
 
-def night(job, project, version):
-    """Run the steps as a runner would, each in a shell of its own; the text of the step summary."""
-    (project / "requirements.lock").write_text(f"{wheel(project, version)}\n")
-    summary = project / "summary.md"
-    summary.write_text("")
-    env = {
+def environment(project):
+    return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "HOME": str(project),
         "PIP_NO_INDEX": "1",
         "GITHUB_ACTIONS": "true",
-        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_STEP_SUMMARY": str(project / "summary.md"),
         "GPUSERVE_SIM": "2xsm120",
         "GPUSERVE_LOCK_DIR": str(project / "locks"),
     }
+
+
+def run(step, project):
+    """One step in a shell of its own, as a runner does it."""
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    env = environment(project)
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, f"{step.get('name')}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def night(job, project, version):
+    """Run the steps as a runner would; the text of the step summary."""
+    (project / "requirements.lock").write_text(f"{wheel(project, version)}\n")
+    summary = project / "summary.md"
+    summary.write_text("")
     for step in job["steps"]:
-        if "run" not in step:
-            continue
-        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-        done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=240)
-        assert done.returncode == 0, f"{step.get('name')}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        if "run" in step:
+            run(step, project)
     return summary.read_text()
 
 
@@ -99,6 +107,40 @@ def test_two_nights(job, project):
     assert (project / ".gpuserve/junit.xml").is_file()
 
 
+RUN = ".gpuserve/runs/1/run.json"
+WHOLE = {"complete": True, "outcomes": {"passed": 3, "failed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("record", "kept"),
+    [
+        pytest.param(WHOLE, True, id="whole"),
+        pytest.param(WHOLE | {"complete": False}, False, id="ended"),
+        pytest.param({"complete": True, "outcomes": {"passed": 2, "not-run": 2}}, False, id="over its budget"),
+        pytest.param(None, False, id="ended before it had a record"),
+    ],
+)
+def test_only_a_night_that_got_to_every_cell_is_what_the_next_is_compared_with(job, project, record, kept):
+    folder = (project / RUN).parent
+    folder.mkdir(parents=True)
+    (folder.parent / "latest").symlink_to(folder.name)
+    (project / ".gpuserve/last").mkdir()
+    reference = project / ".gpuserve/last/run.json"
+    reference.write_text("the night before")
+    begun = project / ".gpuserve/begun"
+    begun.touch()
+    (project / RUN).write_text(json.dumps(record or WHOLE))
+    os.utime(project / RUN, (begun.stat().st_mtime + (-3600 if record is None else 60),) * 2)
+    run(next(step for step in job["steps"] if step.get("name") == "Keep the record"), project)
+    assert (reference.read_text() != "the night before") is kept
+    assert (project / "summary.md").exists() is not kept
+
+
+def test_a_checkout_leaves_the_runs_of_earlier_nights(job):
+    (checkout,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkout["with"] == {"clean": False}
+
+
 def test_no_step_that_runs_a_command_needs_what_only_github_can_fill_in(job):
     assert not [step for step in job["steps"] if "${{" in step.get("run", "")]
 
@@ -108,6 +150,7 @@ def test_what_is_published_is_what_the_steps_leave(job):
     kept = uses["actions/cache/save"]["with"]
     assert kept == {key: uses["actions/cache/restore"]["with"][key] for key in ("path", "key")}
     assert uses["actions/cache/restore"]["with"]["restore-keys"] == kept["key"].partition("${{")[0]
+    assert "github.run_attempt" in kept["key"]  # a key is written once, and a run may be started again
     assert ".gpuserve/runs/latest/" in uses["actions/upload-artifact"]["with"]["path"]
 
 
