@@ -55,6 +55,7 @@ class Model:
 
 MODELS: dict[str, Model] = {
     "sm80": Model(name="NVIDIA A100-SXM4-80GB", memory=81920 * MIB, idle=450 * MIB, power=400, clock=1410, nvlink=True),
+    "sm86": Model(name="NVIDIA A10", memory=23028 * MIB, idle=424 * MIB, power=150, clock=1695),
     "sm89": Model(name="NVIDIA L40S", memory=46068 * MIB, idle=424 * MIB, power=350, clock=2520),
     "sm90": Model(name="NVIDIA H200", memory=143771 * MIB, idle=615 * MIB, power=700, clock=1980, nvlink=True),
     "sm100": Model(name="NVIDIA B200", memory=183359 * MIB, idle=640 * MIB, power=1000, clock=1965, nvlink=True),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
+from pytest_gpuserve.preflight._fakegpu import ARCHS
 from pytest_gpuserve.preflight.child import Child
 from pytest_gpuserve.preflight.record import SCHEMA, VOLATILE, VOLATILE_ENV, settings_of
 
@@ -58,6 +59,8 @@ def preflight(
     request["kernels"] = None if kernels is None else dict(kernels)
     facts: dict[str, Any] = {}
     reason, processes = "", 0
+    if arch not in ("cpu", *ARCHS):
+        reason = f"no GPU of {arch} can be pretended, only of {', '.join(ARCHS)}: run the matrix on the GPU itself"
     common = _common([cells[index].env for index in pending])
     fixed: dict[int, set[str]] = {}  # the variables a cell must have before SGLang is imported
     while pending and not reason:

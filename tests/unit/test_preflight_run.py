@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.gpu import sim
 from pytest_gpuserve.model.cell import Cell, ModelSpec
 from pytest_gpuserve.model.failure import Kind
 from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.preflight._fakegpu import ARCHS
 from pytest_gpuserve.preflight.record import failure_of
 from pytest_gpuserve.preflight.run import preflight
 
@@ -407,3 +409,18 @@ def test_on_a_cpu_nothing_but_the_missing_kernels_is_pretended(site: Path) -> No
     # A rejection for want of a GPU is true there; with a pretended GPU it would be the pretence that failed.
     assert record["cells"][0]["outcome"] == "rejected"
     assert "not compiled with CUDA" in record["cells"][0]["rejection"]["text"]
+
+
+def test_an_arch_that_cannot_be_pretended_is_said_and_nothing_is_started(tmp_path):
+    cell = Cell(id="sm110-m-baseline", arch="sm110", model=ModelSpec(name="m"), axes={})
+    nowhere = {"python": str(tmp_path / "none"), "env": {}, "versions": {"sglang": "0.5.23"}}
+    record = preflight([cell], arch="sm110", model_dirs={"m": tmp_path}, **nowhere)
+    assert record["status"] == "unavailable"
+    assert "SGLang 0.5.23: no GPU of sm110 can be pretended, only of sm80, " in record["reason"]
+    assert [one["outcome"] for one in record["cells"]] == ["unavailable"]
+
+
+def test_preflight_and_the_simulation_pretend_the_same_archs():
+    assert tuple(ARCHS) == tuple(sim.MODELS)
+    page = (Path(__file__).parents[2] / "docs" / "new-arch.md").read_text()
+    assert [arch for arch in ARCHS if f"`{arch}`" not in page] == []
