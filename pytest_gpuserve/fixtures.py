@@ -79,15 +79,19 @@ class Loads:
         self._names: set[str] = set()
         self._open: dict[str, None] = {}
 
-    def __call__(self, name: str = "single-stream", **changes: float) -> Measured:
+    def __call__(self, name: str = "single-stream", /, **changes: float | None) -> Measured:
         """Measure, record and judge. A missed floor fails the test at once, and disturbed figures skip it at once."""
+        from pytest_gpuserve.errors import UsageError
         from pytest_gpuserve.failing import ServerFailed
         from pytest_gpuserve.manager import marked, measuring
         from pytest_gpuserve.schedule import without_cell
 
         __tracebackhide__ = True
         manager, cell = self._manager, self._cell
-        profile = manager.measuring.profile(cell, name, **changes)
+        try:
+            profile = manager.measuring.profile(cell, name, **changes)
+        except UsageError as error:
+            pytest.fail(str(error), pytrace=False)
         self._names.add(name)
         floors = [floor for floor in self._floors if floor.load in ("", name)]
         if floors and manager.plan.made_up and manager.plan.settings.floors == "check":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.gpu import open_probe
 from pytest_gpuserve.measure.floors import Beside, Past, Verdict, bound_of, measurements, verdict_of
 from pytest_gpuserve.measure.history import past_of, runs_before
@@ -234,7 +235,7 @@ def loads_of(plan: Plan, cell: Cell) -> tuple[str, ...]:
     A simulation without a scenario has one made-up speed for all cells: floors ask nothing of it.
     """
     floors = plan.settings.floors
-    if floors == "off" or (floors == "check" and plan.simulated and plan.settings.sim_scenario is None):
+    if floors == "off" or (floors == "check" and plan.made_up):
         return ()
     asked = plan.needs_of(cell).loads
     return tuple(dict.fromkeys((_RECORDED, *asked))) if floors == "record" else asked
@@ -315,6 +316,9 @@ def _started(manager: Manager, handle: ServerHandle, measured: Measured) -> Fail
         # If the server ended, its supervisor is about to say so, and that is then the check's failure.
         manager.inspect(handle.cell, seconds=_VERDICT_WAIT if error.died or _broken(error) else 0.0)
         return _load_failure(error)
+    except UsageError as error:
+        # The load cannot be run here: the fault of who wrote it, and none of the server.
+        return Failure.of(Kind.INFRA, Phase.SERVING, str(error))
     return None
 
 

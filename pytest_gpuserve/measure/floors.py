@@ -177,7 +177,7 @@ def _relative(bare: Bound, ratio: float, beside: Beside, *, method: str) -> Boun
     metric, name, record = METRICS[bare.metric], beside.name, beside.record
     text = f"{metric.bound} {ratio:g} × {name}"
     if record is None:
-        return replace(bare, text=text, missing=f"{name} is not in this session")
+        return replace(bare, text=text, missing=f"{name} has no result in this session")
     mine = [one for one in record.measurements if one["load"] == bare.load and one["metric"] == bare.metric]
     # The built-in check's rows have no test, and come first: its server ran nothing else before.
     measured = min(mine, key=lambda one: bool(one.get("test")), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 LOADS = """
 loads:
-  small: {concurrency: 2, input: 16, output: 32, windows: 3}
+  small: {concurrency: 2, input: 16, output: 64, windows: 3}
 floors:
 """
 STEADY = "- {when: {}, then: {tokens-per-second: 400}}\n"

@@ -99,16 +99,35 @@ def test_a_known_bad_entry_can_expect_it(project) -> None:
     assert (result.code, result.outcomes["attention.flashinfer"]) == (0, "xfailed"), result.text
 
 
+SCRIPTED = """
+import itertools
+from pytest_gpuserve.manager import measuring
+
+real = measuring.run_load
+LEVELS = itertools.cycle([100, 90])
+
+def scripted(url, profile, **more):
+    result = real(url, profile, **more)
+    level = next(LEVELS)
+    for window, noise in zip(result.windows, [1, 0.99, 1.01]):
+        window["output_throughput"] = level * noise
+    return result
+
+measuring.run_load = scripted
+"""
+
+
 def test_a_grey_result_starts_the_server_again_and_then_decides(project) -> None:
-    """A tenth too slow: one start decides nothing, three of the same do."""
+    """A tenth too slow: one start decides nothing, three of the same do, against three of the baseline."""
     floors(project, RATIO.replace("0.7", "1.0"))
-    slow = "{when: {attention: flashinfer}, then: {slow: 1.1}}"
-    result = project.run("-k", "baseline or flashinfer", rules=rules(slow))
+    project.file("conftest.py", SCRIPTED)
+    result = project.run("-k", "baseline or flashinfer", rules=rules())
     cell = result.cells["attention.flashinfer"]
     assert cell["failure"]["kind"] == "slow", result.text
     assert cell["server_starts"] == 3
     assert len(rows(cell)["output_throughput"]["samples"]) == 9
     assert cell["telemetry"]["small"]["starts"] == 3
+    assert cell["telemetry"]["small"]["beside"] == {"sm120-m-baseline": 2}
     # The checks behind it run against the last of the three.
     assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
 
@@ -293,7 +312,7 @@ def test_a_reference_that_is_not_there_is_said_and_not_passed_over(project) -> N
     result = project.run("-k", "flashinfer", "-rs", rules=rules())
     assert result.code == 0
     assert result.checks["attention.flashinfer", "throughput"] == "skipped"
-    result.run.stdout.fnmatch_lines(["SKIPPED*sm120-m-baseline is not in this session*"])
+    result.run.stdout.fnmatch_lines(["SKIPPED*sm120-m-baseline has no result in this session*"])
 
 
 def test_recorded_floors_are_a_patch_that_git_applies_and_the_next_run_meets(project) -> None:

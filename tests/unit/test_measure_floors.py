@@ -88,7 +88,7 @@ def test_floors_in_numbers_name_the_line_that_set_them() -> None:
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
-        (None, "sm120-m-baseline is not in this session"),
+        (None, "sm120-m-baseline has no result in this session"),
         (CellRecord(id="b", arch="sm120", model="m", axes=BASE), "no measurement"),
         (record([50.0], verdict="invalid", note="throttled"), "invalid: throttled"),
         (record([50.0], method="other"), "by another method"),
