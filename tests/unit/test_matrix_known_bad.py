@@ -217,8 +217,8 @@ def test_20_000_cells_times_100_entries(load):
     ]
     best = 10.0
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         found = sum(len(matching(entries, one, {})) for one in cells)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     assert found > 0
     assert best * 10 < 4  # 20,000 cells: 0.9 s on an idle core
