@@ -153,7 +153,8 @@ def bounded(spec: str, version: str, old: str | None = None) -> str | None:
         new = Version(version)
         sign = ">" if old is not None and Version(old) > new else "<"
         parts = [part.strip() for part in spec.split(",") if part.strip()]
-        result = ",".join([*parts, f"{sign}{new.public}"])
+        wider = [part for part in parts if part.startswith(sign) and _beyond(_bound(part), new, sign)]
+        result = ",".join([*(part for part in parts if part not in wider), f"{sign}{new.public}"])
         wanted = SpecifierSet(result)
         if old is not None and not wanted.contains(Version(old), prereleases=True):
             return None
@@ -164,6 +165,11 @@ def bounded(spec: str, version: str, old: str | None = None) -> str | None:
     if old is None and lower and any(_bound(part) >= new for part in parts if part.startswith((">", "=", "~"))):
         return None
     return result
+
+
+def _beyond(bound: Version, new: Version, sign: str) -> bool:
+    """True if a part with this `bound` says nothing beside the new one of the same sign."""
+    return bound >= new if sign == "<" else bound <= new
 
 
 def _bound(part: str) -> Version:
