@@ -94,6 +94,24 @@ class Result:
         return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
 
 
+SPEEDS = """
+import itertools
+from pytest_gpuserve.manager import measuring
+
+real = measuring.run_load
+LEVELS = itertools.cycle({levels})
+
+def scripted(url, profile, **more):
+    result = real(url, profile, **more)
+    level = next(LEVELS)
+    for window, noise in zip(result.windows, itertools.cycle({noise})):
+        window["output_throughput"] = level * noise
+    return result
+
+measuring.run_load = scripted
+"""
+
+
 class Project:
     """Files in a folder, and pytest run in it: `project.run("-n2", scenario="rules: …")`."""
 
@@ -108,6 +126,10 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
+
+    def speeds(self, *levels: float, noise: tuple[float, ...] = (1.0,), more: str = "") -> None:
+        """Loads measure these `output_throughput`s in turns, whatever the machine does, each window times its `noise`."""
+        self.file("conftest.py", SPEEDS.format(levels=levels, noise=noise) + more)
 
     def scenario(self, rules: str = "", name: str = "scenario.yaml") -> Path:
         """A fast scenario; `rules` are the items of its list."""

@@ -47,22 +47,6 @@ def test_a_slow_gpu_is_not_blamed_on_the_cell_that_ran_there(project) -> None:
     assert "server_args=" in log.read_text()
 
 
-SCRIPTED = """
-import itertools
-from pytest_gpuserve.manager import measuring
-
-real = measuring.run_load
-LEVELS = itertools.chain({levels}, itertools.repeat(100))
-
-def scripted(url, profile, **more):
-    result = real(url, profile, **more)
-    level = next(LEVELS)
-    for window, noise in zip(result.windows, [1, 0.999, 1.001]):
-        window["output_throughput"] = level * noise
-    return result
-
-measuring.run_load = scripted
-"""
 EQUAL = """
   - when: {attention: flashinfer}
     load: small
@@ -74,7 +58,7 @@ def test_a_lucky_start_of_the_reference_does_not_make_its_equal_slow(project) ->
     """Starts of one thing differ by 12 %: the baseline's first was the lucky one."""
     floors(project, EQUAL)
     # In turns: baseline; flashinfer; baseline, flashinfer; baseline, flashinfer.
-    project.file("conftest.py", SCRIPTED.format(levels=[112, 100, 100.5, 101, 101.5, 100.8]))
+    project.speeds(112, 100, 100.5, 101, 101.5, 100.8, noise=(1, 0.999, 1.001))
     result = project.run("-k", "baseline or flashinfer", rules=STEADY)
     assert result.code == 0, result.text
     cell = result.cells["attention.flashinfer"]

@@ -13,20 +13,6 @@ loads:
 """
 # One stream gets so few tokens a second that the client's own overhead is small beside it.
 STEADY = "- {when: {}, then: {tokens-per-second: 400}}"
-# Whatever the machine does, these are the figures.
-ALWAYS_90 = """
-from pytest_gpuserve.manager import measuring
-
-real = measuring.run_load
-
-def steady(url, profile, **more):
-    result = real(url, profile, **more)
-    for window in result.windows:
-        window["output_throughput"] = 90
-    return result
-
-measuring.run_load = steady
-"""
 
 
 @pytest.fixture
@@ -197,7 +183,7 @@ def test_without_a_reference_the_next_step_is_told(run, of, cells, told) -> None
 
 
 def test_what_cannot_be_decided_hides_no_later_failure_and_skips_at_the_end(project, run) -> None:
-    project.file("conftest.py", ALWAYS_90)
+    project.speeds(90)
     result = run(
         """
         @floor("output_throughput", at_least=100, load="small")

@@ -99,28 +99,10 @@ def test_a_known_bad_entry_can_expect_it(project) -> None:
     assert (result.code, result.outcomes["attention.flashinfer"]) == (0, "xfailed"), result.text
 
 
-SCRIPTED = """
-import itertools
-from pytest_gpuserve.manager import measuring
-
-real = measuring.run_load
-LEVELS = itertools.cycle([100, 90])
-
-def scripted(url, profile, **more):
-    result = real(url, profile, **more)
-    level = next(LEVELS)
-    for window, noise in zip(result.windows, [1, 0.99, 1.01]):
-        window["output_throughput"] = level * noise
-    return result
-
-measuring.run_load = scripted
-"""
-
-
 def test_a_grey_result_starts_the_server_again_and_then_decides(project) -> None:
     """A tenth too slow: one start decides nothing, three of the same do, against three of the baseline."""
     floors(project, RATIO.replace("0.7", "1.0"))
-    project.file("conftest.py", SCRIPTED)
+    project.speeds(100, 90, noise=(1, 0.99, 1.01))
     result = project.run("-k", "baseline or flashinfer", rules=rules())
     cell = result.cells["attention.flashinfer"]
     assert cell["failure"]["kind"] == "slow", result.text
@@ -132,27 +114,12 @@ def test_a_grey_result_starts_the_server_again_and_then_decides(project) -> None
     assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
 
 
-ALWAYS_90 = """
-from pytest_gpuserve.manager import measuring
-
-real = measuring.run_load
-
-def steady(url, profile, **more):
-    result = real(url, profile, **more)
-    for window in result.windows:
-        window["output_throughput"] = 90
-    return result
-
-measuring.run_load = steady
-"""
-
-
 FLOOR_100 = """
   - when: {attention: triton, graphs: on}
     load: small
     output_throughput: {at-least: 100, unit: tok/s}
 """
-NEVER_ENDS = f"""{ALWAYS_90}
+NEVER_ENDS = """
 import threading
 decided = measuring.Measured.undecided
 measuring.Measured.undecided = property(lambda one: threading.Event().wait() if one.starts[1:] else decided.fget(one))
@@ -163,7 +130,7 @@ measuring.Measured.undecided = property(lambda one: threading.Event().wait() if 
 def test_further_starts_do_not_count_against_the_tests_own_limit(project, method: str) -> None:
     """Two more starts of three seconds each under a limit of four: none of them is the test's time."""
     floors(project, FLOOR_100)
-    project.file("conftest.py", ALWAYS_90)
+    project.speeds(90)
     limit = ("--timeout=4", f"--timeout-method={method}")
     result = project.run(*limit, "-k", "baseline and throughput", rules=rules("{then: {phase-seconds: 0.5}}"))
     assert result.checks == {("baseline", "throughput"): "failed"}, result.text + result.errors
@@ -174,7 +141,7 @@ def test_further_starts_do_not_count_against_the_tests_own_limit(project, method
 @pytest.mark.parametrize("method", ["signal", "thread"])
 def test_the_limit_holds_anew_after_a_further_start(project, method: str) -> None:
     floors(project, FLOOR_100)
-    project.file("conftest.py", NEVER_ENDS)
+    project.speeds(90, more=NEVER_ENDS)
     limit = ("--timeout=4", f"--timeout-method={method}")
     result = project.run(*limit, "-k", "baseline and throughput", rules=rules())
     assert result.code == 1
@@ -182,29 +149,12 @@ def test_the_limit_holds_anew_after_a_further_start(project, method: str) -> Non
     assert (result.folder / "cells/sm120-m-baseline/server-2.log").exists()
 
 
-NOISE = """
-import itertools
-from pytest_gpuserve.manager import measuring
-
-real = measuring.run_load
-FACTORS = itertools.cycle([0.97, 0.87, 1.07, 0.90, 1.04])
-
-def noisy(url, profile, **more):
-    result = real(url, profile, **more)
-    for window in result.windows:
-        window["output_throughput"] = 100 * next(FACTORS)
-    return result
-
-measuring.run_load = noisy
-"""
-
-
 def test_a_dip_of_3_percent_under_10_percent_noise_is_inconclusive_and_visible(project) -> None:
     floors(project, FLOOR_100)
     project.path.joinpath("matrices/tiny.yaml").write_text(
         project.path.joinpath("matrices/tiny.yaml").read_text().replace("windows: 3", "windows: 5")
     )
-    project.file("conftest.py", NOISE)
+    project.speeds(100, noise=(0.97, 0.87, 1.07, 0.90, 1.04))
     result = project.run("-k", "baseline", "-rs", rules=rules())
     assert result.code == 0
     assert result.checks["baseline", "throughput"] == "skipped"
