@@ -128,7 +128,7 @@ class Project:
         return path
 
     def speeds(self, *levels: float, noise: tuple[float, ...] = (1.0,), more: str = "") -> None:
-        """Loads measure these `output_throughput`s in turns, whatever the machine does, each window times its `noise`."""
+        """Loads measure these `output_throughput`s in turns, whatever the machine does; each window times its noise."""
         self.file("conftest.py", SPEEDS.format(levels=levels, noise=noise) + more)
 
     def scenario(self, rules: str = "", name: str = "scenario.yaml") -> Path:
