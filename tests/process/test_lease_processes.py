@@ -153,8 +153,9 @@ def test_child_of_a_killed_holder_keeps_no_lock(folder: Path, peer: Callable[...
     try:
         assert all(holder.held for holder in holders(folder / "locks"))
         first.kill()
+        # A forked child closes what it inherited when it first runs, which the machine decides.
+        until(lambda: not any(holder.held for holder in holders(folder / "locks")))
         assert process.is_alive(child)
-        assert not any(holder.held for holder in holders(folder / "locks"))
     finally:
         os.kill(child, signal.SIGKILL)
 
