@@ -29,18 +29,22 @@ def compare_speeds(a: Mapping[str, Any], b: Mapping[str, Any], refusal: str = ""
     least where a side has one server start, or too few samples to know its spread.
     """
     before = {_of(item): item for item in a.get("measurements") or ()}
-    starts = min(int(a.get("server_starts") or 1), int(b.get("server_starts") or 1))
     found = []
     for item in b.get("measurements") or ():
         old = before.get(_of(item))
         if old is not None and old.get("median") is not None and item.get("median") is not None:
-            found.append(_measure(old, item, starts, refusal))
+            found.append(_measure(old, item, min(_starts(old, a), _starts(item, b)), refusal))
     return tuple(found)
 
 
 def _of(item: Mapping[str, Any]) -> tuple[str, str, str]:
     """What was measured, and by which of the user's tests: empty for the built-in check."""
     return item["load"], item["metric"], item.get("test", "")
+
+
+def _starts(item: Mapping[str, Any], cell: Mapping[str, Any]) -> int:
+    """How many starts it was measured on; a record that does not say so was of all that the cell had."""
+    return len(item.get("starts") or ()) or int(cell.get("server_starts") or 1)
 
 
 def decides(measure: Measure) -> bool:

@@ -157,16 +157,19 @@ class Manager:
         return self._live.lease(state.cell, count, allowed, state.record)
 
     def _start(self, state: CellState) -> Gate:
+        # A guest is still there if the check that compared with it was cut off.
+        if state.guest is not None and (lost := self._make_room(state)) is not None:
+            return Gate(failure=lost)
         self._release()
         folder = self._run.cell(state.cell.id)
         failure = self._lease(state, state.cell.gpus)
         if failure is None:
-            started = self._live.launch(state.cell, state.record, folder)
+            started = self._live.launch(state.cell, state.record, folder, state.log_name)
             if isinstance(started, Failure) and started.kind is Kind.INFRA and started.retryable:
                 # A port was taken between the probe and the bind: once more, on another block.
                 state.record.notes.append(f"started twice: {started.message.splitlines()[0]}")
                 self._stop(state)
-                started = self._live.launch(state.cell, state.record, folder, "server-2.log")
+                started = self._live.launch(state.cell, state.record, folder, state.log_name)
             if not isinstance(started, Failure):
                 state.handle = started
                 return Gate()
@@ -240,14 +243,13 @@ class Manager:
 
     def where(self, cell: Cell) -> str:
         """Cell, phase and log, for the message of a test that was cut off: `sm120-m-baseline, in phase serving (…)`."""
-        handle = self.state(cell).handle
-        if handle is None:
-            return cell.id
-        return f"{cell.id}, in phase {self._live.phase} (its server's log: {handle.log_path})"
-
-    def runs(self, cell_id: str) -> bool:
-        """True if the cell has checks in this session."""
-        return cell_id in self._selected
+        state = self.state(cell)
+        log = state.handle.log_path if state.handle is not None else None
+        what = cell.id
+        if state.guest is not None:
+            record, log = state.guest
+            what = f"{cell.id}, which is being compared with {record.id}"
+        return f"{what}, in phase {self._live.phase} (its server's log: {log})" if log is not None else what
 
     def result_of(self, cell_id: str) -> CellRecord | None:
         """The record of a cell that is through: of this process, or waited for, bounded, if another worker has it.
@@ -260,6 +262,10 @@ class Manager:
                 return None
             self._done[cell_id] = found
         return self._done[cell_id]
+
+    def runs(self, cell_id: str) -> bool:
+        """True if the cell has checks in this session."""
+        return cell_id in self._selected
 
     def last_words(self, cell: Cell, text: str) -> None:
         """This process is about to end in the middle of a test: why, for a controller that only sees it vanish."""
@@ -280,35 +286,46 @@ class Manager:
 
     def _restart(self, cell: Cell) -> ServerHandle | Failure:
         state = self.state(cell)
-        state.handle = None
-        self._stop(state)
-        if state.leak is not None:
-            # Reported by the teardown of this very check: `end` hands it out.
-            return state.leak
-        log = f"server-{state.record.server_starts + 1}.log"
-        started = self._live.launch(cell, state.record, self._run.cell(cell.id), log)
+        lost = self._make_room(state)
+        if lost is not None:
+            return lost
+        started = self._live.launch(cell, state.record, self._run.cell(cell.id), state.log_name)
         if isinstance(started, Failure):
             return self.lost(cell, started)
         state.handle = started
         self._live.watch(armed=True)
         return started
 
+    def _make_room(self, state: CellState) -> Failure | None:
+        """End what runs on the cell's GPUs. What was left there, if anything: nothing can be started any more."""
+        if state.failure is not None:
+            return state.failure
+        state.handle = None
+        self._stop(state)
+        if state.leak is None:
+            return None
+        # Reported by the check that asked for the start.
+        state.failure, state.leak = state.leak, None
+        self._release()
+        return state.failure
+
     def beside(self, cell: Cell, reference: Cell) -> ServerHandle | Failure:
         """End the cell's server and start one of `reference` on its GPUs, to compare with; `restart` ends that again.
 
-        What comes of it is none of the cell's record: only its log lies in the cell's folder.
+        What comes of it is none of the cell's record: its log and its evidence lie in a folder of their own.
         """
         state = self.state(cell)
         with self._untimed():
-            state.handle = None
-            self._stop(state)
-            if state.leak is not None:
-                return state.leak
-            scratch = record_of(reference, self.plan)
-            # Counted on from the reference's own first start: another start of the same thing.
-            scratch.server_starts = state.record.server_starts
-            log = f"{reference.id}-{scratch.server_starts}.log"
-            started = self._live.launch(reference, scratch, self._run.cell(cell.id), log)
+            lost = self._make_room(state)
+            if lost is not None:
+                return lost
+            record = record_of(reference, self.plan)
+            # Counted on: another start of the same thing, and a server that was started for this cell.
+            record.server_starts = state.record.server_starts
+            state.record.server_starts += 1
+            folder = self._run.cell(cell.id) / f"{reference.id}-{state.record.server_starts}"
+            state.guest = record, folder / "server.log"
+            started = self._live.launch(reference, record, folder)
         if not isinstance(started, Failure):
             self._live.watch(armed=True)
         return started
@@ -337,9 +354,12 @@ class Manager:
         return teardown, leak
 
     def _stop(self, state: CellState) -> None:
-        _, leak = self._live.stop(state.record)
-        if leak is not None:
-            state.leak = state.leak or leak
+        """End the server, the cell's or its guest's, and keep the leak, if there was one."""
+        guest, state.guest = state.guest, None
+        _, leak = self._live.stop(guest[0] if guest is not None else state.record)
+        if leak is not None and guest is not None:
+            leak = infra(leak, f"{guest[0].id} was started on these GPUs to compare with, and left something behind")
+        state.leak = state.leak or leak
 
     def _release(self) -> None:
         """Give the GPUs up. Those that something is left on are kept out of the rest of the run."""

@@ -78,20 +78,19 @@ class Measured:
     @property
     def references_wanted(self) -> tuple[str, ...]:
         """The ids of the cells of which another start on the same GPUs can decide what is inconclusive."""
-        wanted = (
-            bound.compared
-            for bound, open_ in self._open()
-            if open_.more_references and bound.compared and bound.compared not in self.stuck
-        )
+        wanted = (bound.compared for bound, open_ in self._open() if open_.more_references and bound.compared)
         return tuple(one for one in dict.fromkeys(wanted) if len(self.beside.get(one, ())) < STARTS_NEEDED)
 
     def _open(self) -> list[tuple[Bound, Decision]]:
+        """What is inconclusive and may be decided: not what waits for a cell that cannot be started here."""
         if self.invalid is not None:
             return []
         return [
             (one.bound, one.decision)
             for one in self.verdicts
-            if one.verdict == "inconclusive" and one.decision is not None
+            if one.verdict == "inconclusive"
+            and one.decision is not None
+            and not (one.decision.more_references and one.bound.compared in self.stuck)
         ]
 
 
@@ -286,7 +285,7 @@ def _start_beside(manager: Manager, cell: Cell, reference: str, grey: Sequence[M
             continue
         try:
             manager.measuring.start_beside(started, measured)
-        except LoadFailed as error:
+        except (LoadFailed, UsageError) as error:
             measured.stuck[reference] = f"{reference} did not come through on these GPUs: {error}"
 
 

@@ -11,6 +11,8 @@ from pytest_gpuserve.model.outcome import Outcome, worst
 from pytest_gpuserve.model.record import CellRecord, CheckRecord
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_gpuserve.manager.handle import ServerHandle
     from pytest_gpuserve.manager.plan import Plan
     from pytest_gpuserve.model.cell import Cell
@@ -75,8 +77,8 @@ def record_of(cell: Cell, plan: Plan) -> CellRecord:
 class CellState:
     """The record under construction, the checks so far, and what ended the server if something did.
 
-    `failure` is set once the server cannot serve any more; `told` once a check has reported it. `leak` waits for the
-    teardown of the cell's last check. `sick` is a GPU's failure that the cell survived on other GPUs.
+    `failure` is set once the server cannot serve any more. `leak` waits for the teardown of the cell's last check.
+    `guest` is the record, and the log, of another cell while its server runs on this one's GPUs.
     """
 
     cell: Cell
@@ -85,8 +87,8 @@ class CellState:
     checks: list[CheckRecord] = field(default_factory=list)
     handle: ServerHandle | None = None
     failure: Failure | None = None
-    told: bool = False
     leak: Failure | None = None
+    guest: tuple[CellRecord, Path] | None = None
     began: float | None = None
 
     def add(self, check: CheckRecord, entry: KnownBad | None = None) -> None:
@@ -102,6 +104,12 @@ class CellState:
         if self.record.failure is None and self.record.outcome in (*_LEFT, Outcome.PASSED):
             # Every reason once: what the first check left out must not hide what the next could not judge.
             self.record.reason = "; ".join(dict.fromkeys(one.reason for one in self.checks if one.outcome in _LEFT))
+
+    @property
+    def log_name(self) -> str:
+        """The name of the next server's log: none is written over, whatever was started before."""
+        starts = self.record.server_starts
+        return f"server-{starts + 1}.log" if starts else "server.log"
 
     def begin(self) -> None:
         """GPUs are asked for: from here on the cell takes its time. Waiting for another cell's result is none of it."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 LOADS = """
 loads:
   small: {concurrency: 2, input: 16, output: 64, windows: 3}
@@ -43,10 +47,11 @@ def test_a_slow_gpu_is_not_blamed_on_the_cell_that_ran_there(project) -> None:
     assert elsewhere["telemetry"]["small"]["beside"] == {"sm120-m-baseline": 1}
     assert "sm120-m-baseline ran on other GPUs" in speed(elsewhere)["note"]
     assert "and was started on these too" in speed(elsewhere)["note"]
-    (log,) = (result.folder / elsewhere["folder"]).glob("sm120-m-baseline-*.log")
+    (log,) = (result.folder / elsewhere["folder"]).glob("sm120-m-baseline-2/server.log")
     assert "server_args=" in log.read_text()
 
 
+LITTLE = (1, 0.999, 1.001)
 EQUAL = """
   - when: {attention: flashinfer}
     load: small
@@ -58,7 +63,7 @@ def test_a_lucky_start_of_the_reference_does_not_make_its_equal_slow(project) ->
     """Starts of one thing differ by 12 %: the baseline's first was the lucky one."""
     floors(project, EQUAL)
     # In turns: baseline; flashinfer; baseline, flashinfer; baseline, flashinfer.
-    project.speeds(112, 100, 100.5, 101, 101.5, 100.8, noise=(1, 0.999, 1.001))
+    project.speeds(112, 100, 100.5, 101, 101.5, 100.8, noise=LITTLE)
     result = project.run("-k", "baseline or flashinfer", rules=STEADY)
     assert result.code == 0, result.text
     cell = result.cells["attention.flashinfer"]
@@ -66,7 +71,7 @@ def test_a_lucky_start_of_the_reference_does_not_make_its_equal_slow(project) ->
     assert (row["verdict"], row["starts"]) == ("inconclusive", [3, 3, 3])
     assert cell["telemetry"]["small"]["beside"] == {"sm120-m-baseline": 2}
     assert "(3 starts of sm120-m-baseline)" in row["note"]
-    assert cell["server_starts"] == 3
+    assert cell["server_starts"] == 5
     assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
     assert result.cells["baseline"]["server_starts"] == 1
 
@@ -88,6 +93,68 @@ def test_a_reference_that_cannot_be_started_there_is_said(project) -> None:
     assert "sm120-m-baseline could not be started on these GPUs: " in row["note"]
     assert "on 2 starts against 0 starts of sm120-m-baseline on these GPUs" in row["note"]
     assert result.checks[elsewhere["id"].removeprefix("sm120-m-"), "clean-shutdown"] == "passed"
+
+
+BESIDE = """
+import os, time
+from pathlib import Path
+from pytest_gpuserve.gpu import sim
+
+start_beside = measuring.Measuring.start_beside
+
+def faulty(self, handle, measured):
+    {fault}
+    return start_beside(self, handle, measured)
+
+measuring.Measuring.start_beside = faulty
+"""
+
+
+def test_a_reference_that_dies_in_its_load_leaves_the_cell_as_it_is(project) -> None:
+    floors(project, EQUAL)
+    fault = BESIDE.format(fault="os.kill(handle.pid, 9)")
+    project.speeds(112, *[100] * 9, noise=LITTLE, more=fault)
+    result = project.run("-k", "baseline or flashinfer", rules=STEADY)
+    assert result.code == 0, result.text
+    cell = result.cells["attention.flashinfer"]
+    assert speed(cell)["verdict"] == "inconclusive"
+    assert "sm120-m-baseline did not come through on these GPUs: " in speed(cell)["note"]
+    # One start after the baseline's, since the first server is gone; more could decide nothing.
+    assert speed(cell)["starts"] == [3, 3]
+    assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
+    files = {path.name for path in (result.folder / cell["folder"]).iterdir()}
+    assert {"server.log", "server-3.log", "sm120-m-baseline-2"} <= files
+    assert "evidence.json" not in files
+
+
+def test_what_a_reference_leaves_behind_is_not_the_cells_leak(project) -> None:
+    """The baseline's second start keeps memory: its GPU cannot be used any more, and the cell is not to blame."""
+    floors(project, EQUAL)
+    hold = "sim.hold(Path(self._plan.probes['sm120']['dir']), handle.gpus[0].uuid, 4 << 30, None)"
+    project.speeds(112, *[100] * 9, noise=LITTLE, more=BESIDE.format(fault=hold))
+    result = project.run("-k", "baseline or flashinfer", sim="1xsm120", rules=STEADY)
+    cell = result.cells["attention.flashinfer"]
+    assert cell["outcome"] == "infra", result.text
+    told = "sm120-m-baseline was started on these GPUs to compare with, and left something behind"
+    assert told in cell["failure"]["message"]
+    assert result.checks["attention.flashinfer", "clean-shutdown"] == "blocked"
+    assert "ERROR at teardown" not in result.text
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_a_test_that_is_cut_off_beside_a_reference_says_where_it_was(project, method) -> None:
+    floors(project, EQUAL)
+    fault = BESIDE.format(fault="time.sleep(60)")
+    project.speeds(112, *[100] * 9, noise=LITTLE, more=fault)
+    limit = ("--timeout=6", f"--timeout-method={method}")
+    result = project.run(*limit, "-k", "baseline or flashinfer", rules=STEADY)
+    text = result.text + result.errors
+    assert "sm120-m-attention.flashinfer, which is being compared with sm120-m-baseline, in phase serving" in text
+    assert re.search(r"sm120-m-baseline-\d/server\.log", text)
+    if method == "signal":
+        assert result.checks["attention.flashinfer", "clean-shutdown"] == "passed"
+        cell = result.folder / result.cells["attention.flashinfer"]["folder"]
+        assert {"server.log", "server-3.log"} <= {path.name for path in cell.iterdir()}
 
 
 FLOOR = """
