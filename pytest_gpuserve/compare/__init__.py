@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpuserve.compare.judge import Checks, judge
+from pytest_gpuserve.compare.judge import WORKS, Checks, judge
 from pytest_gpuserve.compare.pair import pairs
 from pytest_gpuserve.compare.stack import moved, speed_refusal, warnings
 from pytest_gpuserve.compare.values import FINDINGS, Change, Comparison, Measure, Moved, Row
+from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.report.describe import matrix_names
 
 __all__ = ["FINDINGS", "Change", "Comparison", "Measure", "Moved", "Row", "compare"]
@@ -18,7 +19,7 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
 
     Every cell of either record is in exactly one row, and what has no result on either side is NOT-RUN, never SAME.
     """
-    paired = list(pairs(a["cells"], b["cells"]))
+    paired = list(pairs(_whole(a), _whole(b)))
     refusal = speed_refusal(a, b)
     fail = _failing(paired)
     checks_a, checks_b = _checks(a, fail), _checks(b, fail)
@@ -34,6 +35,24 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
         simulated=bool(a["simulated"] or b["simulated"]),
         comparable=any(old is not None and new is not None for old, new in paired),
     )
+
+
+def _whole(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells; one that passed as far as it came, in a run that was cut off, has no result."""
+    cut: dict[str, list[str]] = {}
+    for check in record.get("checks") or ():
+        if check["outcome"] == Outcome.NOT_RUN:
+            cut.setdefault(check["cell"], []).append(check["name"])
+    return [
+        {
+            **cell,
+            "outcome": str(Outcome.NOT_RUN),
+            "reason": f"passed until the run ended, without {', '.join(cut[cell['id']])}",
+        }
+        if cell["id"] in cut and cell["outcome"] in WORKS
+        else cell
+        for cell in record["cells"]
+    ]
 
 
 def _sglang(record: dict[str, Any]) -> str:

@@ -12,13 +12,13 @@ from pytest_gpuserve.report.describe import blame, one_line, why
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Checks", "judge"]
+__all__ = ["WORKS", "Checks", "judge"]
 
 Cell = dict[str, Any]
 # Cell id → check name → outcome, of the checks that failed or passed.
 Checks = dict[str, dict[str, str]]
 
-_WORKS = frozenset({"passed", "xpassed"})
+WORKS = frozenset({"passed", "xpassed"})
 _FAILS = frozenset({"failed", "changed", "xfailed"})
 
 
@@ -33,12 +33,12 @@ def judge(a: Cell | None, b: Cell | None, checks_a: Checks, checks_b: Checks, re
     lost = _lost(a, b)
     if lost is not None:
         return lost
-    if a["outcome"] in _WORKS:
+    if a["outcome"] in WORKS:
         measures = compare_speeds(a, b, refusal)
         if b["outcome"] in _FAILS:
             return _row(Change.BROKE, a, b, why(b), measures)
         return _speed_row(a, b, measures)
-    if b["outcome"] in _WORKS:
+    if b["outcome"] in WORKS:
         return _row(Change.FIXED, a, b, f"was: {why(a)}", compare_speeds(a, b, refusal))
     difference = _difference(a, b) or _more_fails(checks_a.get(a["id"], {}), checks_b.get(b["id"], {}))
     measures = compare_speeds(a, b, refusal)
@@ -49,7 +49,7 @@ def judge(a: Cell | None, b: Cell | None, checks_a: Checks, checks_b: Checks, re
 
 def _lost(a: Cell, b: Cell) -> Row | None:
     """NOT-RUN when either side has no result: infra, blocked, skipped and not-run say nothing about the cell."""
-    without = [cell for cell in (a, b) if cell["outcome"] not in _WORKS | _FAILS]
+    without = [cell for cell in (a, b) if cell["outcome"] not in WORKS | _FAILS]
     if not without:
         return None
     if b in without:
@@ -82,7 +82,7 @@ def _difference(a: Cell, b: Cell) -> str:
 
 
 def _more_fails(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    more = [name for name, outcome in after.items() if outcome in _FAILS and before.get(name) in _WORKS]
+    more = [name for name, outcome in after.items() if outcome in _FAILS and before.get(name) in WORKS]
     return f"fails more checks: {', '.join(more)}" if more else ""
 
 

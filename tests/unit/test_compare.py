@@ -138,6 +138,16 @@ def test_a_check_that_fails_beside_the_old_failure_is_a_change() -> None:
     assert changes(before(bad, checks=checks("blocked")), run(bad, checks=checks("failed"))) == ["STILL-BAD"]
 
 
+def test_a_cell_that_passed_until_the_run_was_cut_off_is_not_the_same() -> None:
+    cut = [{"cell": "sm120-m-triton", "name": "throughput", "outcome": "not-run"}]
+    (row,) = compare(before(cell()), run(cell(), checks=cut, complete=False)).rows
+    assert (str(row.change), row.finding) == ("NOT-RUN", True)
+    assert "passed until the run ended, without throughput" in row.reason
+    assert changes(before(cell(), checks=cut), run(cell())) == ["NOT-RUN"]
+    # A failure that was seen was seen.
+    assert changes(before(cell()), run(cell("failed", CRASH), checks=cut)) == ["BROKE"]
+
+
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
