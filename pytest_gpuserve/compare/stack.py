@@ -92,19 +92,27 @@ def _same_run(a: Record, b: Record) -> bool:
     return bool(a.get("started")) and all(a.get(name) == b.get(name) for name in ("started", "host", "command"))
 
 
+_PLACE = ("CUDA_VISIBLE_DEVICES", "TMPDIR")
+
+
 def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
     """Cells that pair by name but were launched with other flags: the matrix was edited under the same names."""
     other = [
         (new["id"], text)
         for old, new in both
         if (text := _differences(old.get("flags") or {}, new.get("flags") or {}, "--"))
-        or (text := _differences(old.get("env") or {}, new.get("env") or {}, ""))
+        or (text := _differences(_asked(old), _asked(new), ""))
     ]
     if not other:
         return []
     cell, text = other[0]
     launched = f"{number(len(other), 'cell was', 'cells were')} launched with other flags than before"
     return [f"{launched} under the same name, as {cell}: {text}"]
+
+
+def _asked(cell: Record) -> dict[str, Any]:
+    """Its environment, without what this tool sets to say where it runs: the free GPUs of that night."""
+    return {name: value for name, value in (cell.get("env") or {}).items() if name not in _PLACE}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -> str:

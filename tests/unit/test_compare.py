@@ -306,6 +306,9 @@ def test_warnings() -> None:
         "1 cell was launched with other flags than before under the same name, as sm120-m-triton: "
         "--mem-fraction-static 0.9 → 0.8"
     )
+    env = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"}
+    moved = [one | {"env": env}, one | {"env": env | {"CUDA_VISIBLE_DEVICES": "1"}}]
+    assert warned(before(moved[0]), run(moved[1])) == ""  # other GPUs were free that night
     other = cell() | {"arch": "sm90"}
     assert "different architectures: sm120 with m, and sm120, sm90 with m" in warned(before(one), run(one, other))
 
