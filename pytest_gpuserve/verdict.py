@@ -26,6 +26,7 @@ __all__ = [
     "needs_control",
     "of_failure",
     "of_passing",
+    "shown_by",
     "skipped_by",
 ]
 
@@ -37,7 +38,7 @@ SHOWS: dict[str, frozenset[Kind]] = {
     "output": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
     "concurrency": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
     "long-context": frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.WRONG_OUTPUT}),
-    # Only there in cells that floors ask something of: an entry for `slow` is never called fixed elsewhere.
+    # Where a floor judges it: see `shown_by`.
     "throughput": frozenset({Kind.SLOW}),
 }
 # Nothing is launched: only what SGLang's own arguments refuse can be seen.
@@ -94,6 +95,17 @@ def _changed(failure: Failure, entry: KnownBad) -> str:
         expected += f" with {expect.match!r}" if expect.match is not None else f" matching {expect.match_re!r}"
     text = f"{expected} ({entry.id}), was {failure.kind} in {failure.phase}: {failure.message}"
     return f"{text}\n{_cite(entry)}" if entry.issue or entry.reason else text
+
+
+def shown_by(*, preflight: bool, judged: bool) -> Mapping[str, frozenset[Kind]]:
+    """What each check of a cell can show in this run.
+
+    `judged`: floors ask something of the cell. Throughput that is only measured (to record floors, or since another
+    cell is compared with it) passes however slow it is.
+    """
+    if preflight:
+        return PREFLIGHT_SHOWS
+    return SHOWS if judged else {name: kinds - {Kind.SLOW} for name, kinds in SHOWS.items()}
 
 
 def _needed(entry: KnownBad, shows: Mapping[str, frozenset[Kind]]) -> frozenset[str]:

@@ -179,7 +179,9 @@ class Runner:
         state = self.manager.state(check.work.cell)
         if check.verdict.outcome is not Outcome.PASSED or not state.clean:
             return
-        shows = verdict.PREFLIGHT_SHOWS if self._plan.settings.preflight else verdict.SHOWS
+        plan, cell = self._plan, check.work.cell
+        judged = plan.settings.floors == "check" and not plan.made_up and bool(plan.needs_of(cell).floors)
+        shows = verdict.shown_by(preflight=plan.settings.preflight, judged=judged)
         found = verdict.of_passing({*state.passed(), check.work.name}, check.entries, shows)
         if found is not None:
             check.fixed(found, report)

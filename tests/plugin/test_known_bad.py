@@ -101,6 +101,35 @@ def test_not_every_check_ran_so_nothing_is_retired(project) -> None:
     assert result.code == 0
 
 
+SPEED = """
+loads:
+  small: {concurrency: 2, input: 16, output: 32, windows: 3}
+floors:
+  - {when: WHEN, load: small, output_throughput: {at-least-ratio: 0.1, of: OF}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "when", "of", "outcome"),
+    [
+        ((), "{attention: flashinfer, graphs: on}", "baseline", "xpassed"),
+        (("--gpu-floors", "record"), "{attention: flashinfer, graphs: on}", "baseline", "passed"),
+        ((), "{attention: triton, graphs: off}", "{attention: flashinfer, graphs: on}", "passed"),
+    ],
+    ids=["judged", "only recorded", "only compared with"],
+)
+def test_speed_that_no_floor_judges_proves_no_slow_entry_wrong(project, args, when: str, of: str, outcome: str) -> None:
+    entry(project, strict=True)
+    known = project.path / "matrices" / "known_bad.yaml"
+    known.write_text(known.read_text().replace("kind: hang, phase: [graph-capture]", "kind: slow"))
+    matrix = project.path / "matrices" / "tiny.yaml"
+    matrix.write_text(matrix.read_text() + SPEED.replace("WHEN", when).replace("OF", of))
+    result = project.run(*args, rules="- {when: {}, then: {tokens-per-second: 400}}")
+    assert result.checks["attention.flashinfer", "throughput"] == "passed", result.text
+    assert result.outcomes["attention.flashinfer"] == outcome, result.text
+    assert result.code == (outcome == "xpassed")
+
+
 def test_a_skip_entry_never_launches(project) -> None:
     project.file(
         "matrices/known_bad.yaml",

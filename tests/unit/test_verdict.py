@@ -106,6 +106,13 @@ def test_xpassed_needs_every_check_that_could_have_shown_it(expects, passed, out
     assert (found.outcome if found else None) is outcome
 
 
+@pytest.mark.parametrize("judged", [True, False])
+def test_throughput_that_no_floor_judges_calls_no_slow_entry_fixed(judged: bool) -> None:
+    shows = verdict.shown_by(preflight=False, judged=judged)
+    assert bool(verdict.of_passing(ALL, [entry(Kind.SLOW)], shows)) is judged
+    assert verdict.of_passing(ALL, [entry(Kind.HANG)], shows)
+
+
 def test_a_confirmed_entry_speaks_before_a_reported_one() -> None:
     reported = entry(Kind.REJECTED, name="KB-reported", confirmed=False)
     confirmed = entry(Kind.REJECTED, name="KB-confirmed")
