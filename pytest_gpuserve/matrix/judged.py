@@ -1,4 +1,4 @@
-"""Floors that no run can judge: they ask of no cell, compare with one that is not made, or wait for each other."""
+"""Floors that no run can judge: of what a load does not measure, of no cell or none to compare with, or in a circle."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_floors"]
 
+_BETWEEN_TOKENS = ("_tpot_ms", "_itl_ms")
+_TWO_TOKENS = 2
 # By cell id: the cells whose results it waits for, each with the floor that says so; None: its own baseline.
 Waits = dict[str, dict[str, "Floor | None"]]
 
@@ -33,6 +35,8 @@ def check_floors(reader: Reader, matrix: Matrix) -> None:
     """
     if not matrix.floors:
         return
+    for floor in matrix.floors:
+        _measured(reader, matrix, floor)
     try:
         cells = [cell for arch in concrete_archs(matrix) for cell in expand(matrix, arch, versions={})]
     except UsageError:  # what is wrong there is reported for the matrix itself, or it has too many cells to look at
@@ -51,6 +55,14 @@ def check_floors(reader: Reader, matrix: Matrix) -> None:
         if base is not None and base is not cell:
             waits[cell.id].setdefault(base.id, None)
     _circles(reader, waits)
+
+
+def _measured(reader: Reader, matrix: Matrix, floor: Floor) -> None:
+    """Reports a floor on the time between tokens where every answer has one only."""
+    load, name = matrix.loads.get(floor.load), floor.metric.name
+    if load is not None and load.output < _TWO_TOKENS and name.endswith(_BETWEEN_TOKENS):
+        what = f"this floor is never judged: {name} is the time after the first token, and an answer of load"
+        reader.add(floor.where, f"{what} '{load.name}' has no second one: give the load an output of at least 2")
 
 
 def _no_cell(reader: Reader, matrix: Matrix, floor: Floor) -> None:

@@ -232,6 +232,19 @@ def test_floors_that_are_never_judged(tmp_path, monkeypatch, floors, told):
         assert ("warning: " in line) == ("neither the strategy" in line)
 
 
+def test_a_time_between_tokens_of_answers_that_have_one_token(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bounds = "".join(f", {metric}: {{at-most: 9, unit: ms}}" for metric in ("median_tpot_ms", "p99_itl_ms"))
+    loads = "loads: {one: {concurrency: 1, input: 8, output: 1}, two: {concurrency: 1, input: 8, output: 2}}\n"
+    lines = [f"  - {{load: {load}, median_ttft_ms: {{at-most: 9, unit: ms}}{bounds}}}\n" for load in ("two", "one")]
+    Path("x.yaml").write_text(FLOORS.replace("floors:\n", f"{loads}floors:\n") + "".join(lines))
+    tpot, itl = map(str, validate([Path("x.yaml")], []))
+    assert tpot.startswith(f"x.yaml:16:{lines[1].index('{at-most', lines[1].index('tpot')) + 1}: this floor is never")
+    assert "median_tpot_ms" in tpot
+    assert "p99_itl_ms" in itl
+    assert itl.endswith("load 'one' has no second one: give the load an output of at least 2")
+
+
 def test_floors_over_many_cells_are_checked_in_time(tmp_path):
     axes = "".join(f"  a{n}: {{off: {{}}, on: {{env: {{A{n}: 1}}}}}}\n" for n in range(13))
     base = ", ".join(f"a{n}: off" for n in range(13))
