@@ -35,6 +35,9 @@ _GRACE = 5.0
 _QUIET = 1.0
 # From this share of requests on that had to wait for a stream, an open loop's rate was not what is recorded.
 _HELD = 0.1
+# An open loop whose streams are all taken, and that is this many times slower than its rate, warms up no longer.
+_TOO_SLOW = 4
+_LEAST_WARMUP = 32
 # Ids below are control and byte tokens in most vocabularies: some servers treat them specially.
 _FIRST_WORD = 259
 
@@ -117,6 +120,11 @@ class _Load:
         self.running: dict[int, Trace] = {}
         self._peak = 0
         self._warming = 0
+        self._warm = False
+        # Of the requests since the first window began: all, and those that had to wait for a stream.
+        self._sent = 0
+        self._held = 0
+        self._given_up: float | None = None
         self._ended = 0
         self._heard = 0.0
         self._failed: float | None = None
@@ -129,7 +137,18 @@ class _Load:
     @property
     def warming(self) -> bool:
         """True while requests are sent that count for nothing: twice as many as were ever under way at once."""
-        return not self.bounds and len(self.traces) < max(self.profile.warmup_requests, 2 * self._peak)
+        if self.bounds or self._warm:
+            return False
+        return len(self.traces) < max(self.profile.warmup_requests, 2 * self._peak)
+
+    def _look_at_rate(self) -> None:
+        """At a rate far out of reach, the warm-up's requests, so many as it asks for, would take minutes."""
+        streams, rate = self.profile.concurrency, self.profile.rate
+        least = max(4 * streams, _LEAST_WARMUP)
+        if rate is not None and self._peak >= streams and len(self.traces) >= least:
+            half = least // 2
+            seconds = self.traces[-1].sent - self.traces[-half].sent
+            self._warm = self._warm or seconds > _TOO_SLOW * half / rate
 
     async def request(self, session: aiohttp.ClientSession, *, held: bool = False) -> None:
         """Send one request and follow it to its end."""
@@ -142,6 +161,11 @@ class _Load:
         self.running[number] = trace
         self._peak = max(self._peak, len(self.running))
         self._warming += trace.warmup
+        if self.bounds:
+            self._sent += 1
+            self._held += held
+        elif trace.warmup:
+            self._look_at_rate()
         try:
             trace.error = await self._follow(session, body, trace)
         except (OSError, aiohttp.ClientError) as error:
@@ -180,7 +204,7 @@ class _Load:
 
     def _bound(self, trace: Trace) -> None:
         """A window ends, and the next begins, with this request's end."""
-        if len(self.bounds) <= self.profile.windows and trace.ended is not None:
+        if self._given_up is None and len(self.bounds) <= self.profile.windows and trace.ended is not None:
             self.bounds.append(trace.ended)
             self.cpu.append(time.thread_time())
         if len(self.bounds) > self.profile.windows:
@@ -199,23 +223,57 @@ class _Load:
             if task.cancelled() or task.exception() is None:
                 tasks.discard(task)
 
-        due = time.perf_counter()
+        due = freed = time.perf_counter()
         while not self.failures and not self.finished.is_set():
             due += self.random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            held = slots.locked()
+            # Those too that came due while one before them waited, however many streams ended at once then.
+            held = slots.locked() or due < freed
             await slots.acquire()
             if self.failures:
                 return
-            if held and not self.bounds:
-                # What a compile in the warm-up held up is not made up for in the windows.
-                due = time.perf_counter()
+            if held:
+                freed = time.perf_counter()
+                if not self.bounds:
+                    # What a compile in the warm-up held up is not made up for in the windows.
+                    due = freed
+                elif self._hopeless(freed, overdue=(freed - due) * rate):
+                    self._give_up(freed)
+                    return
             task = asyncio.create_task(self.request(session, held=held))
             tasks.add(task)
             task.add_done_callback(over)
 
+    def _hopeless(self, now: float, *, overdue: float) -> bool:
+        """True if more requests will have waited for a stream than may, whatever the server does from now on.
+
+        About `overdue` are waiting already. Asked only when one of them got its stream: a server that answers nothing
+        any more is a stall. Not before all windows should have been over, so that the rate that is told is a rate.
+        """
+        profile = self.profile
+        rate, planned = profile.rate, profile.windows * profile.window_requests
+        if rate is None or now - self.bounds[0] < planned / rate:
+            return False
+        # Half of them, as they come at random; and no more than the windows are sure to send.
+        waiting = min(overdue / 2, planned - profile.concurrency - self._sent)
+        return self._held + max(waiting, 0) >= _HELD * (planned + profile.concurrency)
+
+    def _give_up(self, now: float) -> None:
+        """End with the whole windows that there are, or with the one that is cut short now: it counts for nothing."""
+        self._given_up = now
+        if len(self.bounds) == 1:
+            self.bounds.append(now)
+            self.cpu.append(time.thread_time())
+        self.finished.set()
+
+    @property
+    def until(self) -> float:
+        """When the load ended: with its last window, or when it was given up."""
+        return self._given_up or self.bounds[-1]
+
     async def run(self, alive: Callable[[], str | None]) -> None:
-        """Load until the last window closed, a request failed or was forgotten, or `alive` says what died.
+        """Load until the last window closed, a request failed or was forgotten, or `alive` says what died; or until an
+        open loop's rate is out of reach for certain.
 
         Any failure makes the figures useless, so none is sent after it; those under way have a few seconds to end.
         """
@@ -284,14 +342,15 @@ class _Load:
         )
 
     def _not_the_rate(self) -> str | None:
-        rate, (begin, *_, end) = self.profile.rate, self.bounds
+        rate, begin, end = self.profile.rate, self.bounds[0], self.until
         sent = [trace for trace in self.traces if begin < trace.sent <= end]
         held = sum(trace.held for trace in sent)
-        if rate is None or not held or held < _HELD * len(sent):
+        if rate is None or (self._given_up is None and (not held or held < _HELD * len(sent))):
             return None
+        after = f" (given up after {end - begin:.0f} s)" if self._given_up is not None else ""
         return (
             f"the rate was not reached: {len(sent) / (end - begin):.3g} of {rate:g} requests a second were sent, since "
-            f"all {self.profile.concurrency} streams (concurrency) were taken: raise the one or lower the other"
+            f"all {self.profile.concurrency} streams (concurrency) were taken{after}: raise the one or lower the other"
         )
 
 
@@ -312,7 +371,7 @@ def run_load(
     load = _Load(url, api_key, profile, vocabulary, seed)
     asyncio.run(load.run(alive))
     if not load.failures and load.died is None:
-        load.failures += load.stalled(load.bounds[-1], _QUIET)
+        load.failures += load.stalled(load.until, _QUIET)
     if load.failures or load.died is not None:
         raise LoadFailed(profile, load.failures, len(load.traces), len(load.running), load.died)
     return load.result()

@@ -327,6 +327,44 @@ def test_an_open_loop_that_does_not_reach_its_rate_says_so(scripted) -> None:
     assert float(told[1]) < 17
 
 
+@pytest.mark.parametrize("streams", [2, 16])
+def test_a_rate_far_out_of_reach_is_given_up_early(scripted, streams: int) -> None:
+    """A batch takes a fifth of a second, so its streams end together. 14,000 requests were to be sent, in minutes."""
+
+    async def answer(_number: int, write) -> None:
+        await asyncio.sleep(0.2 - time.monotonic() % 0.2)
+        await stream(write, tokens=2)
+
+    began = time.monotonic()
+    found = run_load(scripted(answer), profile(rate=1000, concurrency=streams, output=2, windows=2), vocabulary=1000)
+    assert time.monotonic() - began < 20
+    assert found.sent < 1500
+    told = re.match(r"the rate was not reached: (\S+) of 1000 requests a second .*given up after 4 s", found.invalid)
+    assert told
+    assert float(told[1]) == pytest.approx(5 * streams, rel=0.3)
+    assert len(found.samples("output_throughput")) == 1
+    assert found.begin < found.end
+
+
+def test_a_rate_that_is_just_missed_keeps_its_whole_windows(scripted) -> None:
+    async def answer(_number: int, write) -> None:
+        await stream(write, tokens=1, seconds=0.125)
+
+    found = run_load(scripted(answer), profile(rate=20, concurrency=2, output=1, windows=2), vocabulary=1000, seed=1)
+    assert "given up" in found.invalid
+    assert [round(one) for one in found.samples("request_throughput")] == [pytest.approx(16, abs=2)]
+
+
+def test_an_open_loop_that_hangs_is_a_stall_and_no_missed_rate(scripted) -> None:
+    async def answer(number: int, write) -> None:
+        if number >= 40:
+            await asyncio.sleep(60)
+        await stream(write, tokens=1)
+
+    with pytest.raises(LoadFailed, match="stalled"):
+        run_load(scripted(answer), profile(rate=8, concurrency=2, output=1, windows=1, timeout=5.0), vocabulary=1000)
+
+
 def test_the_warm_up_of_an_open_loop_is_twice_what_it_reaches(scripted) -> None:
     """Four a second and room for 64: twelve come together, since the first three seconds are a compile."""
     waiting = []
