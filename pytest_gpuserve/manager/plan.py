@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import schedule
 from pytest_gpuserve.matrix.types import BUILTIN_LOADS
-from pytest_gpuserve.measure.floors import Needs, needs_of
+from pytest_gpuserve.measure.floors import Needs, asked_by, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,13 +66,22 @@ class Plan:
 
     def ordered(self) -> Plan:
         """The same with its cells in launch order."""
-        references = {cell.id: self.needs_of(cell).references for cell in self.cells}
-        return replace(self, cells=schedule.in_launch_order(self.cells, references))
+        references = {name: needs.references for name, needs in self._needs.items()}
+        found = replace(self, cells=schedule.in_launch_order(self.cells, references))
+        vars(found).update(_asked=self._asked, _needs=self._needs)  # the same cells: nothing to find out again
+        return found
 
     def marking(self, marked: Mapping[str, tuple[Floor, ...]]) -> Plan:
-        """The same where tests compare their cells with others by marks of their own; what they need comes first."""
+        """The same, its cells not in order yet, where tests compare their cells with others by marks of their own.
+
+        This plan itself where that changes nothing.
+        """
         held = self.settings.floors == "check" and not self.made_up
-        return replace(self, marked=marked).ordered() if held and marked else self
+        if not held or marked == self.marked:
+            return self
+        found = replace(self, marked=marked)
+        vars(found).update(_asked=self._asked)
+        return found
 
     @cached_property
     def by_id(self) -> dict[str, Cell]:
@@ -108,8 +117,17 @@ class Plan:
         return self._by_axes.get((cell.matrix, cell.arch, cell.model.name, tuple(sorted(axes.items()))))
 
     @cached_property
+    def _asked(self) -> dict[str, tuple[Floor, ...]]:
+        """What the matrices' floors ask of each cell: whatever marks add, this stays."""
+        return {
+            cell.id: floors
+            for cell in self.cells
+            if (matrix := self.matrices.get(cell.matrix)) is not None and (floors := asked_by(matrix, cell))
+        }
+
+    @cached_property
     def _needs(self) -> dict[str, Needs]:
-        return needs_of(self.cells, self.matrices, self.marked)
+        return needs_of(self.cells, self.matrices, self.marked, self._asked)
 
     def needs_of(self, cell: Cell) -> Needs:
         """What the cell measures: for floors of its own, and for cells that are compared with it."""

@@ -48,19 +48,24 @@ class Needs:
 
 
 def needs_of(
-    cells: Sequence[Cell], matrices: Mapping[str, Matrix], marked: Mapping[str, Sequence[Floor]] | None = None
+    cells: Sequence[Cell],
+    matrices: Mapping[str, Matrix],
+    marked: Mapping[str, Sequence[Floor]] | None = None,
+    known: Mapping[str, tuple[Floor, ...]] | None = None,
 ) -> dict[str, Needs]:
     """By cell id; cells that need nothing are left out.
 
     `marked` are ratios that tests' own marks set, by cell id. The test measures its cell itself, so they ask only for
-    the cell that is compared with, and for a load of it where the mark names one.
+    the cell that is compared with, and for a load of it where the mark names one. `known` is what `asked_by` says of
+    each cell, those without floors left out, for a caller who has it already.
     """
     marked = marked or {}
+    if known is None:
+        known = {cell.id: asked_by(matrices[cell.matrix], cell) for cell in cells if cell.matrix in matrices}
     with_floors = [
         (cell, floors, marks)
         for cell in cells
-        if (matrix := matrices.get(cell.matrix)) is not None
-        and ((floors := asked_by(matrix, cell)) + (marks := tuple(marked.get(cell.id, ()))))
+        if cell.matrix in matrices and ((floors := known.get(cell.id, ())) + (marks := tuple(marked.get(cell.id, ()))))
     ]
     if not with_floors:
         return {}

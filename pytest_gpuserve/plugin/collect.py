@@ -65,6 +65,8 @@ class Collection:
 
     def __init__(self, config: pytest.Config, plan: Plan) -> None:
         self.plan = plan
+        self._marked = plan
+        self._ratios: dict[pytest.Item, tuple[Floor, ...]] = {}
         self._ids = [cell.id for cell in plan.cells]
         self._suite = _suite_of(plan)
         self._session: pytest.Session | None = None
@@ -105,8 +107,30 @@ class Collection:
         """The cells of the throughput check: what the matrix' floors need, and marks of the tests so far."""
         if self.plan.settings.preflight or self._session is None:
             return []
-        plan = self.plan.marking(_compared(self._session.items))
+        plan = self._marking(self._session.items)
         return [cell for cell in self.plan.cells if loads_of(plan, cell)]
+
+    def _marking(self, items: Iterable[pytest.Item]) -> Plan:
+        """The plan with the ratios that marks of these tests set, its cells not in order yet."""
+        marked: dict[str, tuple[Floor, ...]] = {}
+        for item in items:
+            if not item.nodeid.startswith(f"{BUILT_IN}/") and (ratios := self._ratios_of(item)):
+                cell = cell_of(item)
+                assert cell is not None
+                marked[cell.id] = marked.get(cell.id, ()) + ratios
+        if marked != self._marked.marked:
+            self._marked = self.plan.marking(marked)
+        return self._marked
+
+    def _ratios_of(self, item: pytest.Item) -> tuple[Floor, ...]:
+        if item.get_closest_marker("throughput_floor") is None or cell_of(item) is None:
+            return ()
+        if item not in self._ratios:
+            self._ratios[item] = ()
+            # A parameter's wrong mark is told when its test runs.
+            with suppress(pytest.fail.Exception):
+                self._ratios[item] = tuple(floor for floor in throughput_floors(item) if floor.ratio is not None)
+        return self._ratios[item]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every test that uses a fixture of ours, through whatever other fixtures, runs once a cell."""
@@ -196,43 +220,31 @@ class Collection:
 
         So is a throughput check that would have measured for nothing but a test that `-k` took out.
         """
-        self.plan = self.plan.marking(_compared(items))
+        marked = self._marking(items)
+        self.plan = self.plan if marked is self.plan else marked.ordered()
         rank = {cell.id: place for place, cell in enumerate(self.plan.cells)}
-        measured = {cell.id for cell in self.measured if loads_of(self.plan, cell)}
-        mine: list[pytest.Item] = []
+        idle = {cell.id for cell in self.measured if not loads_of(self.plan, cell)}
+        mine: list[tuple[pytest.Item, Cell]] = []
         others: list[pytest.Item] = []
         for item in items:
             cell = cell_of(item)
-            idle = cell is not None and cell.id not in measured and item.nodeid.startswith(f"{CHECK}[")
-            (mine if cell is not None and not idle and self._is_asked(item) else others).append(item)
+            if cell is None or not self._is_asked(item) or (cell.id in idle and item.nodeid.startswith(f"{CHECK}[")):
+                others.append(item)
+            else:
+                mine.append((item, cell))
         if others:
             config.hook.pytest_deselected(items=others)
 
-        def place(item: pytest.Item) -> schedule.Place:
-            cell = cell_of(item)
-            assert cell is not None
+        def place(work: tuple[pytest.Item, Cell]) -> schedule.Place:
+            item, cell = work
             return schedule.Place(rank[cell.id], *stage_of(item))
 
-        items[:] = schedule.arrange(mine, place)
+        items[:] = [item for item, _ in schedule.arrange(mine, place)]
 
     def _is_asked(self, item: pytest.Item) -> bool:
         if self._asked == [BUILT_IN] or not item.nodeid.startswith(f"{BUILT_IN}/"):
             return True
         return any(_selects(asked, item.nodeid) for asked in self._asked)
-
-
-def _compared(items: Iterable[pytest.Item]) -> dict[str, tuple[Floor, ...]]:
-    """The ratios that marks of these tests set, by the id of the cell they run in."""
-    found: dict[str, tuple[Floor, ...]] = {}
-    for item in items:
-        cell = cell_of(item)
-        if cell is None or item.get_closest_marker("throughput_floor") is None:
-            continue
-        # A parameter's wrong mark is told when its test runs.
-        with suppress(pytest.fail.Exception):
-            ratios = tuple(floor for floor in throughput_floors(item) if floor.ratio is not None)
-            found[cell.id] = found.get(cell.id, ()) + ratios
-    return found
 
 
 def _selects(asked: str, nodeid: str) -> bool:
