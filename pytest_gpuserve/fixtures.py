@@ -91,7 +91,8 @@ class Loads:
         try:
             profile = manager.measuring.profile(cell, name, **changes)
         except UsageError as error:
-            pytest.fail(str(error), pytrace=False)
+            # From None: pytest would show the message a second time, as what this one was raised from.
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         self._names.add(name)
         floors = [floor for floor in self._floors if floor.load in ("", name)]
         if floors and manager.plan.made_up and manager.plan.settings.floors == "check":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpuserve.errors import UsageError, Where
 from pytest_gpuserve.matrix.floors import read_loads
 from pytest_gpuserve.matrix.source import Node
-from pytest_gpuserve.matrix.walk import Reader
+from pytest_gpuserve.matrix.walk import Reader, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,12 +84,12 @@ BUILT_IN = {
 
 
 def profile_named(name: str, loads: Mapping[str, Load]) -> LoadProfile:
-    """The matrix' load of that name, or the built-in one. UsageError names those there are."""
+    """The matrix' load of that name, or the built-in one. UsageError names the closest there is, or all."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     load = loads.get(name)
     if load is None:
-        raise UsageError(f"there is no load '{name}': built in are {', '.join(BUILT_IN)}; the matrix has {list(loads)}")
+        raise UsageError(f"there is no load '{name}'{did_you_mean(str(name), (*loads, *BUILT_IN))}")
     return LoadProfile(
         name=name,
         concurrency=load.concurrency,

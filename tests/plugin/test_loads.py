@@ -10,6 +10,9 @@ CHANGES = [{"windows": 0}, {"rate": -1}, {"cell": 3}, {"name": "x"}, {"output": 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_it(load, changes):
     load("single-stream", **changes)
+
+def test_typo(load):
+    load("bach")
 """
 
 
@@ -22,11 +25,13 @@ def test_a_load_that_cannot_be_names_the_field_and_what_it_may_be(project) -> No
         "single-stream.rate must be a number above zero, got -1",
         "single-stream has no field 'name'",
         "single-stream has no field 'cell'. The fields of a load are concurrency, input",
+        "there is no load 'bach'; did you mean 'batch'?",
         "load single-stream[output=20000]: input 128 + output 20000 = 20128 tokens, and the server takes at most 16382",
     ):
         assert told in result.text
     assert "wrong-output" not in result.text
     assert "Traceback" not in result.text
+    assert "During handling of" not in result.text
     assert ">       load(" not in result.text  # the message is all there is to see
 
 
