@@ -54,7 +54,14 @@ def _without_reference(manager: Manager, cell: Cell, measured: Measured, floor: 
     record = manager.result_of(other.id)
     if record is not None and (record.failure is not None or any(row["load"] == load for row in record.measurements)):
         return ""
-    built_in = "" if floor.load else f', with load="{load}" in the mark'
-    check = f", or add gpuserve/suite.py::test_throughput to the command line{built_in}"
-    changed = load not in plan.loads
-    return f"nothing in this run measures {load} in {other.id}: let this test run there{'' if changed else check}"
+    nothing = f"nothing in this run measures {load} in {other.id}: let this test run there"
+    if load not in plan.loads:  # one with changes: the check has none of those
+        return nothing
+    # The check's rows have no test.
+    checked = record is not None and any(not row.get("test") for row in record.measurements)
+    steps = [
+        "" if checked else "add gpuserve/suite.py::test_throughput to the command line",
+        "" if floor.load else f'write load="{load}" in the mark',
+    ]
+    told = " and ".join(step for step in steps if step)
+    return f"{nothing}, or {told}" if told else nothing

@@ -182,6 +182,17 @@ def test_without_a_reference_the_next_step_is_told(run, of, cells, told) -> None
         assert "or add gpuserve/suite.py::test_throughput to the command line" in result.text
 
 
+def test_a_check_that_runs_there_is_not_told_as_the_next_step(project, run) -> None:
+    """What it lacks is the name of the load, in the mark."""
+    file = project.path / "matrices" / "tiny.yaml"
+    floor = "{when: {}, load: other, output_throughput: {at-least: 1, unit: tok/s}}"
+    file.write_text(f"{file.read_text()}floors: [{floor}]\n")
+    result = run(IN_FLASHINFER % "", "gpuserve/suite.py::test_throughput", "test_mine.py", "-rs", "-k", "not there")
+    assert result.checks["attention.flashinfer", "test_ratio"] == "skipped", result.text
+    assert 'let this test run there, or write load="small" in the mark' in result.text
+    assert "to the command line" not in result.text
+
+
 def test_what_cannot_be_decided_hides_no_later_failure_and_skips_at_the_end(project, run) -> None:
     project.speeds(90)
     result = run(
