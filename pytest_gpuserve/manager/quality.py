@@ -14,8 +14,8 @@ from pytest_gpuserve.errors import GpuserveError
 from pytest_gpuserve.manager.measuring import Finding
 from pytest_gpuserve.measure.canary import OUTPUT, Answer, answer_of, ask, body_of, compare, prompts, side_by_side
 from pytest_gpuserve.measure.fallback import swaps
-from pytest_gpuserve.measure.load import post_all
 from pytest_gpuserve.measure.plausible import answers_problem, text_problem
+from pytest_gpuserve.measure.post import post_all
 from pytest_gpuserve.measure.target import target_of
 from pytest_gpuserve.measure.tolerance import tolerance_of
 from pytest_gpuserve.model.failure import Failure, Kind

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.measure.post import LOOK, connect, headers_of
 from pytest_gpuserve.measure.stream import TokenStream
 from pytest_gpuserve.measure.window import Trace, metrics_of
 from pytest_gpuserve.model.words import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     import aiohttp
 
     from pytest_gpuserve.measure.profile import LoadProfile
 
-__all__ = ["LoadFailed", "LoadResult", "post_all", "run_load"]
+__all__ = ["LoadFailed", "LoadResult", "run_load"]
 
-_LOOK = 0.5  # seconds between two questions whether the server lives
 # Seconds that requests under way have, once another failed: whether they fail too is worth knowing, not worth a wait.
 _GRACE = 5.0
 # Seconds: a stream that is quiet for less when the load ends is only between two tokens.
@@ -88,24 +88,10 @@ class LoadResult:
         return [window[metric] for window in self.windows if metric in window]
 
 
-def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-
-
-def _session(silence: float | None = None) -> aiohttp.ClientSession:
-    """Any number of connections, each given up after `silence` seconds without a byte, if that is given."""
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=silence, sock_connect=30)
-    # SGLang closes an idle connection after 5 s: one that is used again just then would lose its request.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-
-
 class _Load:
     def __init__(self, url: str, api_key: str | None, profile: LoadProfile, vocabulary: int, seed: int | None) -> None:
         self.url = f"{url}/generate"
-        self.headers = _headers(api_key)
+        self.headers = headers_of(api_key)
         self.profile = profile
         self.ids = range(min(_FIRST_WORD, vocabulary // 2), vocabulary)
         self.random = random.Random(seed)
@@ -277,7 +263,7 @@ class _Load:
 
         Any failure makes the figures useless, so none is sent after it; those under way have a few seconds to end.
         """
-        async with _session() as session:
+        async with connect() as session:
             tasks: set[asyncio.Task[Any]] = set()
             if self.profile.rate is None:
                 tasks |= {asyncio.create_task(self._closed(session)) for _ in range(self.profile.concurrency)}
@@ -286,7 +272,7 @@ class _Load:
             waiter = asyncio.create_task(self.finished.wait())
             try:
                 while not waiter.done() and self.died is None:
-                    await asyncio.wait({waiter}, timeout=_LOOK)
+                    await asyncio.wait({waiter}, timeout=LOOK)
                     for task in [task for task in tasks if task.done()]:
                         task.result()
                     self.died = alive()
@@ -375,58 +361,3 @@ def run_load(
     if load.failures or load.died is not None:
         raise LoadFailed(profile, load.failures, len(load.traces), len(load.running), load.died)
     return load.result()
-
-
-def post_all(
-    url: str,
-    bodies: Sequence[Mapping[str, Any]],
-    *,
-    api_key: str | None = None,
-    timeout: float = 300.0,
-    alive: Callable[[], str | None] = lambda: None,
-) -> list[dict[str, Any] | str]:
-    """Post all bodies to `url` at once; each one's parsed answer, or what went wrong with it.
-
-    Ends early when `alive` says what died: what has no answer by then is told so. `timeout` bounds each answer, in s.
-    """
-    return asyncio.run(_post_all(url, bodies, _headers(api_key), timeout, alive))
-
-
-async def _post_all(
-    url: str,
-    bodies: Sequence[Mapping[str, Any]],
-    headers: dict[str, str],
-    timeout: float,
-    alive: Callable[[], str | None],
-) -> list[dict[str, Any] | str]:
-    async with _session(timeout) as session:
-        tasks = [asyncio.create_task(_post(session, url, body, headers)) for body in bodies]
-        death: str | None = None
-        while death is None and (await asyncio.wait(tasks, timeout=_LOOK))[1]:
-            death = alive()
-        for task in tasks:
-            task.cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-    return [
-        f"no answer: {death or type(answer).__name__}" if isinstance(answer, BaseException) else answer
-        for answer in answers
-    ]
-
-
-async def _post(
-    session: aiohttp.ClientSession, url: str, body: Mapping[str, Any], headers: dict[str, str]
-) -> dict[str, Any] | str:
-    import aiohttp
-
-    try:
-        async with session.post(url, data=json.dumps(body).encode(), headers=headers) as response:
-            raw = await response.read()
-            text = raw.decode("utf-8")
-            answer = json.loads(text)
-            if response.status == 200 and isinstance(answer, dict):
-                return answer
-            return f"HTTP {response.status}: {text[:200]}"
-    except UnicodeDecodeError:
-        return "the answer is not valid UTF-8"
-    except (OSError, ValueError, aiohttp.ClientError) as error:
-        return f"{type(error).__name__}: {error}"

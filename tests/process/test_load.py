@@ -22,7 +22,8 @@ from aiohttp import web
 
 from pytest_gpuserve.measure import load
 from pytest_gpuserve.measure.canary import body_of
-from pytest_gpuserve.measure.load import LoadFailed, post_all, run_load
+from pytest_gpuserve.measure.load import LoadFailed, run_load
+from pytest_gpuserve.measure.post import post_all
 from pytest_gpuserve.measure.profile import LoadProfile
 
 if TYPE_CHECKING:
