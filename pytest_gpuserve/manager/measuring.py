@@ -143,7 +143,7 @@ class Measuring:
         """Set the verdicts and rows of what was measured so far, and put them into the cell's record."""
         profile = measured.profile
         measured.verdicts = []
-        if self._plan.settings.floors == "check":
+        if self._plan.judges:
             for floor in floors:
                 if floor.load == profile.name:
                     starts = [start.samples(floor.metric.name) for start in measured.starts]
@@ -233,11 +233,10 @@ def loads_of(plan: Plan, cell: Cell) -> tuple[str, ...]:
 
     A simulation without a scenario has one made-up speed for all cells: floors ask nothing of it.
     """
-    floors = plan.settings.floors
-    if floors == "off" or (floors == "check" and plan.made_up):
-        return ()
     asked = plan.needs_of(cell).loads
-    return tuple(dict.fromkeys((_RECORDED, *asked))) if floors == "record" else asked
+    if plan.settings.floors == "record":
+        return tuple(dict.fromkeys((_RECORDED, *asked)))
+    return asked if plan.judges else ()
 
 
 def _load_failure(error: LoadFailed) -> Failure:

@@ -64,6 +64,11 @@ class Plan:
         """True in a simulation without a scenario: one made-up speed for all cells, of which nothing is asked."""
         return self.simulated and self.settings.sim_scenario is None
 
+    @property
+    def judges(self) -> bool:
+        """True if floors are held against what is measured."""
+        return self.settings.floors == "check" and not self.made_up
+
     def ordered(self) -> Plan:
         """The same with its cells in launch order."""
         references = {name: needs.references for name, needs in self._needs.items()}
@@ -76,8 +81,7 @@ class Plan:
 
         This plan itself where that changes nothing.
         """
-        held = self.settings.floors == "check" and not self.made_up
-        if not held or marked == self.marked:
+        if not self.judges or marked == self.marked:
             return self
         found = replace(self, marked=marked)
         vars(found).update(_asked=self._asked)

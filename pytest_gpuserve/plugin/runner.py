@@ -180,7 +180,7 @@ class Runner:
         if check.verdict.outcome is not Outcome.PASSED or not state.clean:
             return
         plan, cell = self._plan, check.work.cell
-        judged = plan.settings.floors == "check" and not plan.made_up and bool(plan.needs_of(cell).floors)
+        judged = plan.judges and bool(plan.needs_of(cell).floors)
         shows = verdict.shown_by(preflight=plan.settings.preflight, judged=judged)
         found = verdict.of_passing({*state.passed(), check.work.name}, check.entries, shows)
         if found is not None:
