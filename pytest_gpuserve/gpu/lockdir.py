@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from pytest_gpuserve.errors import MachineError, UsageError
 
-__all__ = ["default_lock_dir", "filesystem_of", "is_network", "prepare", "stem"]
+__all__ = ["default_lock_dir", "filesystem_of", "is_network", "make_shared", "prepare", "stem"]
 
 _NEXT = (
     "Choose another with --gpu-lock-dir (GPUSERVE_LOCK_DIR); "
@@ -57,7 +57,13 @@ def prepare(path: Path) -> Path:
     try:
         found = path.lstat()
     except FileNotFoundError:
-        _make(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make_shared(path)
+        except OSError as error:
+            raise MachineError(
+                f"the lock directory {path} is missing and cannot be made: {_why(error)}. {_NEXT}"
+            ) from error
         found = path.lstat()
     except OSError as error:
         raise MachineError(f"the lock directory {path} cannot be read: {_why(error)}. {_NEXT}") from error
@@ -87,22 +93,21 @@ def _why(error: OSError) -> str:
     return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})"
 
 
-def _make(path: Path) -> None:
-    """Make it 0777 in one step, whatever the umask: another user may look between a mkdir and its chmod."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-        draft.mkdir(mode=0o700)
-    except OSError as error:
-        raise MachineError(
-            f"the lock directory {path} is missing and cannot be made: {_why(error)}. {_NEXT}"
-        ) from error
+def make_shared(path: Path) -> None:
+    """Make the directory `path` 0777 in one step, whatever the umask: another user may look between mkdir and chmod.
+
+    One that is there already is left as it is. OSError if it cannot be made.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    draft.mkdir(mode=0o700)
     try:
         draft.chmod(0o777)
         draft.rename(path)
     except OSError:
-        # Somebody else made it meanwhile (renaming onto a directory with files in it fails): theirs is as good.
         draft.rmdir()
+        if not path.is_dir():
+            raise
+        # Somebody else made it meanwhile (renaming onto a directory with files in it fails): theirs is as good.
 
 
 def _refuse_network(path: Path) -> None:

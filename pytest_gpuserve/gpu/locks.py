@@ -7,6 +7,7 @@ supervisor must not keep a GPU (aws-c-common#1192 is the same mistake elsewhere)
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -33,6 +34,8 @@ def take(path: Path, timeout: float) -> BaseFileLock | None:
     # Not thread-local: a supervisor may take a lease in one thread and give it up in another. Never the soft kind,
     # which is a file that outlives its owner.
     lock = FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False)
+    if not os.path.lexists(path):
+        _make(path)
     try:
         lock.acquire(timeout=timeout, poll_interval=0.005)
     except Timeout:
@@ -57,6 +60,22 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _make(path: Path) -> None:
+    """Make the lock file 0666 in one step, whatever the umask.
+
+    filelock opens the mode of a new file only when it has locked it: another account that comes in between is refused.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    with contextlib.suppress(OSError):  # made by somebody else meanwhile; or what is wrong here, the taking will say
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, 0o666)
+            os.link(draft, path)
+        finally:
+            os.close(fd)
+            draft.unlink()
 
 
 def _explain(path: Path, error: Exception) -> MachineError | UsageError:

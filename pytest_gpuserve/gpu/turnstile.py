@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import MachineError
+from pytest_gpuserve.gpu.lockdir import make_shared
 from pytest_gpuserve.gpu.locks import is_held, take
 from pytest_gpuserve.gpu.notes import read_json
 from pytest_gpuserve.gpu.topology import choose
@@ -87,11 +88,8 @@ class Place:
         if self._lock is not None:
             return
         with self._alone():
-            self._queue.mkdir(exist_ok=True)
-            try:
-                self._queue.chmod(0o777)
-            except PermissionError:
-                pass  # another user made it, and opened it before letting go of the lock
+            if not self._queue.is_dir():
+                make_shared(self._queue)
             last = max((int(path.name.partition("-")[0]) for path in self._tickets()), default=0)
             self._name = f"{last + 1:09d}-{os.urandom(8).hex()}"
             path = self._queue / f"{self._name}.ticket"

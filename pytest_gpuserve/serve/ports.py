@@ -7,7 +7,6 @@ a block is wide enough for these. Older versions picked the NCCL port at random,
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import MachineError
+from pytest_gpuserve.gpu.lockdir import make_shared
 from pytest_gpuserve.gpu.locks import take
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ def taken(port: int) -> bool:
 def acquire_block(lock_dir: Path) -> PortBlock:
     """A block whose ports are free now. MachineError (infra) when there is none."""
     folder = lock_dir / "ports"
-    if not folder.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # another user made it in this instant
-            folder.chmod(0o777)
+    if not folder.is_dir():
+        lock_dir.mkdir(parents=True, exist_ok=True)
+        make_shared(folder)
     bases = blocks(ephemeral_range())
     # Not always the first one: a port that was just given back may still be in a client's hands.
     start = int.from_bytes(os.urandom(4), "big") % len(bases)
