@@ -272,7 +272,10 @@ def _parsed(option: Option, raw: object, base: Path) -> object:
 
 
 def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Every option from its strongest source. UsageError names the source of a value that is wrong."""
+    """Every option from its strongest source. UsageError names the source of a value that is wrong.
+
+    A variable that looks like one of ours and is read by nobody is a PytestConfigWarning, once: not in workers.
+    """
     rootdir = _root_of(config)
     found: dict[str, Any] = {"report": rootdir / ".gpuserve"}
     for option in TABLE:
@@ -284,6 +287,14 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> S
             found[option.field] = _parsed(option, raw, base)
         except ValueError as error:
             raise pytest.UsageError(f"{source.text}: {raw!r} is not {error}") from None
+    if not hasattr(config, "workerinput"):
+        for name, meant in _misspelt(environ):
+            config.issue_config_time_warning(
+                pytest.PytestConfigWarning(
+                    f"environment variable {name}={environ[name]!r} is read by nobody: did you mean {meant}?"
+                ),
+                stacklevel=2,
+            )
     settings = Settings(rootdir=rootdir, **found)
     if settings.sim_scenario and not settings.sim:
         raise pytest.UsageError("--gpu-sim-scenario scripts a simulated machine: give --gpu-sim NxARCH with it")
@@ -294,6 +305,18 @@ def resolve(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> S
             "--gpu-preflight asks the SGLang that is installed, and needs no GPU: leave --gpu-sim (GPUSERVE_SIM) out"
         )
     return settings
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that differ little from an option's, and that option's. Others of the prefix are servers' marks."""
+    import difflib  # 6 ms, that runs without a matrix need not pay
+
+    known = {option.field.upper(): option.env for option in TABLE}
+    for name in sorted(environ):
+        prefix, _, rest = name.partition("_")
+        if prefix == "GPUSERVE" and rest not in known:
+            for near in difflib.get_close_matches(rest, known, 1, cutoff=0.8):
+                yield name, known[near]
 
 
 def _root_of(config: pytest.Config) -> Path:

@@ -115,6 +115,18 @@ def test_a_switch_in_the_environment_must_be_a_truth_value(resolve) -> None:
         resolve(env={"GPUSERVE_NO_CONTROL": "maybe"})
 
 
+def test_a_misspelt_variable_is_named_once(pytester: pytest.Pytester, plugin_args, monkeypatch) -> None:
+    for name in ("GPUSERVE_FLOOR", "GPUSERVE_LOCKDIR", "GPUSERVE_SIM_DIR", "GPUSERVE_RUN_ID", "GPUSERVE_STALL"):
+        monkeypatch.setenv(name, "7")
+    pytester.makepyfile("def test_nothing(): pass")
+    matrix = ("--gpu-matrix", "sm120", "--gpu-sim", "8xsm120", "--gpu-plan")
+    shown = pytester.runpytest_inprocess(*plugin_args, *matrix).stdout.str()
+    assert re.findall(r"variable (\w+)='7' is read by nobody: did you mean (\w+)\?", shown) == [
+        ("GPUSERVE_FLOOR", "GPUSERVE_FLOORS"),
+        ("GPUSERVE_LOCKDIR", "GPUSERVE_LOCK_DIR"),
+    ]
+
+
 def test_paths_start_where_they_were_written(resolve, pytester: pytest.Pytester, monkeypatch) -> None:
     below = pytester.mkdir("below")
     pytester.makeini("[pytest]\n")
