@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Pytester forgets what a run inside this process imported, but not what packages remember of it: without these, a
 # second such run would meet two copies of every class.
@@ -23,6 +24,10 @@ import pytest_gpuserve.serve.environment
 import pytest_gpuserve.suite  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
+# An example is judged by what it shows, never by how long a busy machine took over it. Where CI is set hypothesis has a
+# profile of its own, which stays as it is otherwise.
+settings.register_profile("gpuserve", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpuserve")
 # Under nohup this is ignored, and so it would be by the pytests that tests start and hang up on.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The same of one started in the background by a shell without job control, for Ctrl-C.
