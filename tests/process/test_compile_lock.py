@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpuserve.gpu import process
 from pytest_gpuserve.serve.compile_lock import CompileLocks, cache_folders
+from pytest_gpuserve.serve.procs import read_stat
+
+from .supervised import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +30,7 @@ if how == "flock":
 if os.fork() == 0:
     os.chdir(folder)
     open("/proc/self/comm", "w").write(name)
-    print("up", flush=True)
+    print(os.getpid(), flush=True)
     while True:
         pass
 os.wait()
@@ -38,20 +41,32 @@ os.wait()
 def others() -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
     yield started
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert process.stdout
-        process.stdout.close()
+    for other in started:
+        if other.poll() is None:
+            os.killpg(other.pid, signal.SIGKILL)
+            other.wait()
+        assert other.stdout
+        other.stdout.close()
 
 
-def compile_elsewhere(started: list[subprocess.Popen[str]], folder: Path, how: str, name: str) -> None:
+def compile_elsewhere(started: list[subprocess.Popen[str]], folder: Path, how: str, name: str) -> int:
+    """The compiler's pid; the last of `started` is its parent, and its process group both."""
     command = [sys.executable, "-c", OTHER, str(folder), how, name]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    started.append(process)
-    assert process.stdout
-    assert process.stdout.readline()
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    started.append(other)
+    assert other.stdout
+    return int(other.stdout.readline())
+
+
+def cpu(pid: int) -> float:
+    stat = read_stat(pid)
+    assert stat is not None
+    return stat.cpu
+
+
+def state(pid: int) -> str:
+    stat = read_stat(pid)
+    return stat.state if stat else ""
 
 
 def locks(cache: Path) -> CompileLocks:
@@ -60,30 +75,35 @@ def locks(cache: Path) -> CompileLocks:
 
 @pytest.mark.parametrize("how", ["flock", "baton"])
 def test_a_compile_under_a_lock_of_our_cache(how: str, others: list[subprocess.Popen[str]], tmp_path: Path) -> None:
-    compile_elsewhere(others, tmp_path / "jit", how, "cicc")
+    compiler = compile_elsewhere(others, tmp_path / "jit", how, "cicc")
     ask = locks(tmp_path)
     first = ask()
     assert first is not None
     assert first.startswith("cicc (pid ")
     assert str(tmp_path / "jit") in first
-    time.sleep(0.05)  # CPU time is counted in hundredths of a second
+    # It counts in hundredths of a second, and a busy machine may give the compiler none for longer than that.
+    used = cpu(compiler)
+    eventually(lambda: cpu(compiler) > used)
     assert ask() is not None
 
 
 def test_a_compiler_that_stands_still_is_not_waited_for(others: list[subprocess.Popen[str]], tmp_path: Path) -> None:
-    compile_elsewhere(others, tmp_path / "jit", "flock", "cicc")
+    compiler = compile_elsewhere(others, tmp_path / "jit", "flock", "cicc")
     os.killpg(others[0].pid, signal.SIGSTOP)
+    eventually(lambda: state(compiler) == "T")
     ask = locks(tmp_path)
     ask()
     assert ask() is None
 
 
 def test_it_ends_with_the_compile(others: list[subprocess.Popen[str]], tmp_path: Path) -> None:
-    compile_elsewhere(others, tmp_path / "jit", "flock", "ptxas")
+    compiler = compile_elsewhere(others, tmp_path / "jit", "flock", "ptxas")
     ask = locks(tmp_path)
     assert ask() is not None
     os.killpg(others[0].pid, signal.SIGKILL)
     others[0].wait()
+    # The compiler, which has the lock too, is not the child that was waited for.
+    eventually(lambda: not process.is_alive(compiler))
     assert ask() is None
 
 
