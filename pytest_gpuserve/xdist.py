@@ -23,10 +23,11 @@ __all__ = ["CellScheduling"]
 class _Unit:
     """A cell's tests, as positions in the collection, and those of them that are still to be run."""
 
-    __slots__ = ("cell", "todo")
+    __slots__ = ("cell", "rank", "todo")
 
     def __init__(self, cell: str, positions: Sequence[int]) -> None:
         self.cell = cell
+        self.rank = positions[0]
         self.todo = deque(positions)
 
 
@@ -34,7 +35,8 @@ class CellScheduling:
     """Implements `xdist.scheduler.protocol.Scheduling`.
 
     Cells go out in the order of the collection, which is the launch order: what a cell waits for was sent earlier,
-    and every worker works first in, first out, so waiting workers cannot wait for each other in a circle.
+    and every worker works first in, first out, so waiting workers cannot wait for each other in a circle. A cell that
+    comes back from a dead worker is not sent behind a later one, which may wait for it.
     """
 
     def __init__(self, numnodes: int, cell_ids: Mapping[str, object]) -> None:
@@ -96,15 +98,20 @@ class CellScheduling:
                 self._fill(node, wanted)
 
     def _fill(self, node: WorkerController, wanted: int = 2) -> None:
-        """Up to `wanted` cells on this worker; with nothing left to send, it may run its last test and end."""
+        """Up to `wanted` cells on this worker; with nothing left for it, it may run its last test and end."""
         if node.shutting_down or node not in self._collections:
             return
-        while self._queue and len(self._units[node]) < wanted:
-            unit = self._queue.popleft()
-            self._units[node].append(unit)
+        units = self._units[node]
+        while (unit := self._next(units)) is not None and len(units) < wanted:
+            self._queue.remove(unit)
+            units.append(unit)
             node.send_runtest_some(list(unit.todo))
-        if not self._queue and wanted > 1:
+        if unit is None and wanted > 1:
             node.shutdown()
+
+    def _next(self, units: Sequence[_Unit]) -> _Unit | None:
+        """The first queued cell that comes later than all of `units`. Another is for the dead worker's replacement."""
+        return next((unit for unit in self._queue if not units or unit.rank > units[-1].rank), None)
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:  # noqa: ARG002
         """A worker is through with one test."""
@@ -129,7 +136,7 @@ class CellScheduling:
         running, *queued = units
         crashed, *rest = (self._collection[position] for position in running.todo)
         self.dropped += rest
-        self._queue.extendleft(reversed(queued))
+        self._queue = deque(sorted([*queued, *self._queue], key=lambda unit: unit.rank))
         for other in self.nodes:
             self._fill(other)
         return crashed

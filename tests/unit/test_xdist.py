@@ -52,13 +52,31 @@ def begin(cells: list[int], workers: int) -> tuple[CellScheduling, list[Worker],
     return scheduler, nodes, nodeids
 
 
-def play(scheduler: CellScheduling, nodes: list[Worker], pick, crash_at: int = -1) -> tuple[list[str], list[int]]:
-    """Run everything; at step `crash_at` the picked worker dies in its test. The crashed node ids, what was dropped."""
+def replace(scheduler: CellScheduling, nodes: list[Worker]) -> None:
+    """A worker in the place of a dead one has collected."""
+    clone = Worker(f"gw{len(nodes) + 10}")
+    nodes.append(clone)
+    scheduler.add_node(clone)
+    scheduler.add_node_collection(clone, scheduler._collection)
+    scheduler.schedule()
+
+
+def play(
+    scheduler: CellScheduling, nodes: list[Worker], pick, crash_at: int = -1, late: int = 0
+) -> tuple[list[str], list[int]]:
+    """Run everything; at step `crash_at` the picked worker dies in its test, and is replaced `late` steps later.
+
+    The crashed node ids, what was dropped.
+    """
     crashed: list[str] = []
     lost: list[int] = []
     step = 0
     while True:
         ready = [node for node in nodes if node.ready]
+        if late >= 0 and lost and (step > crash_at + late or not ready):
+            replace(scheduler, nodes)
+            late = -1
+            ready = [node for node in nodes if node.ready]
         if not ready:
             return crashed, lost
         node = pick(ready)
@@ -67,11 +85,6 @@ def play(scheduler: CellScheduling, nodes: list[Worker], pick, crash_at: int = -
             lost.append(item)
             nodes.remove(node)
             crashed.append(scheduler.remove_node(node))
-            clone = Worker(f"gw{len(nodes) + 10}")
-            nodes.append(clone)
-            scheduler.add_node(clone)
-            scheduler.add_node_collection(clone, scheduler._collection)
-            scheduler.schedule()
         else:
             node.ran.append(item)
             scheduler.mark_test_complete(node, item)
@@ -100,11 +113,13 @@ def test_everything_runs_once_each_cell_in_one_worker_and_nothing_hangs(cells: l
 
 
 @settings(max_examples=200)
-@given(CELLS.filter(bool), st.integers(1, 3), st.integers(0, 12), st.randoms())
-def test_a_crash_costs_its_own_cell_and_no_other(cells: list[int], workers: int, crash_at: int, random) -> None:
+@given(CELLS.filter(bool), st.integers(1, 3), st.integers(0, 12), st.integers(0, 3), st.randoms())
+def test_a_crash_costs_its_own_cell_and_no_other(
+    cells: list[int], workers: int, crash_at: int, late: int, random
+) -> None:
     scheduler, nodes, nodeids = begin(cells, workers)
     everybody = list(nodes)
-    crashed, lost = play(scheduler, nodes, random.choice, crash_at)
+    crashed, lost = play(scheduler, nodes, random.choice, crash_at, late)
     ran = {item for node in {*everybody, *nodes} for item in node.ran}
     missing = set(range(len(nodeids))) - ran
     if crash_at >= len(nodeids):
@@ -114,6 +129,21 @@ def test_a_crash_costs_its_own_cell_and_no_other(cells: list[int], workers: int,
     assert crashed == [nodeids[lost[0]]]
     assert {nodeids[item] for item in missing} == {*crashed, *scheduler.dropped}
     assert len({nodeids[item].partition("[")[2] for item in missing}) == 1
+    # A later cell may wait for an earlier one, for an hour.
+    assert all(node.ran == sorted(node.ran) for node in {*everybody, *nodes})
+
+
+def test_what_comes_back_from_dead_workers_is_not_sent_behind_a_cell_that_may_wait_for_it() -> None:
+    scheduler, (first, second, third), nodeids = begin([1] * 8, 3)
+    assert [list(node.queue) for node in (first, second, third)] == [[0, 3], [1, 4], [2, 5]]
+    assert scheduler.remove_node(first) == nodeids[0]
+    second.queue.popleft()
+    scheduler.mark_test_complete(second, 1)
+    assert list(second.queue) == [4, 6]
+    assert scheduler.remove_node(third) == nodeids[2]
+    replace(scheduler, [second])
+    clone = scheduler.nodes[-1]
+    assert list(clone.queue) == [3, 5]
 
 
 def test_a_worker_never_holds_more_than_one_cell_ahead() -> None:
