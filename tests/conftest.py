@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import signal
 import textwrap
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,10 @@ import pytest_gpuserve.gpu.nvml
 import pytest_gpuserve.plugin.active
 import pytest_gpuserve.serve.environment
 import pytest_gpuserve.suite  # noqa: F401
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parent.parent
 # An example is judged by what it shows, never by how long a busy machine took over it. Where CI is set hypothesis has a
@@ -183,3 +189,25 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
 def plugin_args() -> tuple[str, ...]:
     """What loads the plugin into a pytest of a test's own."""
     return PLUGIN
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], AbstractContextManager[None]]:
+    """`with alone():` for what ends that which dead runs left on the whole machine, or counts on finding it."""
+    # The workers' folders lie side by side.
+    path = tmp_path_factory.getbasetemp().parent / "reaping.lock"
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    return held
+
+
+@pytest.fixture
+def reaping(alone: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """The same, for all of a test."""
+    with alone():
+        yield

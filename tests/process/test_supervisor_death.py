@@ -51,7 +51,7 @@ def test_the_end_of_any_owner_ends_everything(bench: Bench) -> None:
         supervisor.lease(bench.request(owners=(os.getpid(), controller.pid)))
         supervisor.launch(bench.spec("scheduler"))
         controller.kill()
-    eventually(lambda: supervisor.verdict(0.1), 10)
+    eventually(lambda: supervisor.verdict(0.1))
     assert not supervisor.alive
     bench.assert_clean()
 
@@ -60,7 +60,7 @@ def test_the_end_of_any_owner_ends_everything(bench: Bench) -> None:
 def test_signals_to_the_supervisor_stop_and_release(bench: Bench, number: signal.Signals) -> None:
     supervisor = bench.serving("scheduler")
     os.kill(supervisor.pid, number)
-    eventually(lambda: list(supervisor.events(0.2)) and any(e["event"] == "released" for e in bench.events), 10)
+    eventually(lambda: list(supervisor.events(0.2)) and any(e["event"] == "released" for e in bench.events))
     bench.assert_clean()
 
 
@@ -72,7 +72,7 @@ def test_an_interrupt_is_not_for_the_supervisor(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("faults", [("scheduler", "deaf"), ("escape",)])
-def test_kill_9_of_the_supervisor(bench: Bench, faults: tuple[str, ...]) -> None:
+def test_kill_9_of_the_supervisor(bench: Bench, faults: tuple[str, ...], reaping: None) -> None:
     supervisor = bench.serving(*faults)
     os.kill(supervisor.pid, signal.SIGKILL)
     answer = supervisor.stop()
@@ -83,7 +83,7 @@ def test_kill_9_of_the_supervisor(bench: Bench, faults: tuple[str, ...]) -> None
     bench.assert_clean()
 
 
-def test_kill_9_of_the_supervisor_leaves_no_shared_memory(bench: Bench) -> None:
+def test_kill_9_of_the_supervisor_leaves_no_shared_memory(bench: Bench, reaping: None) -> None:
     name = f"gpuserve-test-{os.getpid()}y"
     supervisor = bench.leased()
     try:
@@ -97,7 +97,7 @@ def test_kill_9_of_the_supervisor_leaves_no_shared_memory(bench: Bench) -> None:
             path.unlink()
 
 
-def test_kill_9_of_the_supervisor_during_start_up(bench: Bench) -> None:
+def test_kill_9_of_the_supervisor_during_start_up(bench: Bench, reaping: None) -> None:
     supervisor = bench.leased()
     supervisor.on_event = lambda event: event["event"] == "spawned" and os.kill(supervisor.pid, signal.SIGKILL)
     bench_event = supervisor.launch(bench.spec("importing=300"))
@@ -105,19 +105,22 @@ def test_kill_9_of_the_supervisor_during_start_up(bench: Bench) -> None:
     bench.assert_clean()
 
 
-def test_a_wedged_supervisor_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_gpuserve.serve.client._SILENCE", 1.0)
+def test_a_wedged_supervisor_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch, reaping: None) -> None:
     supervisor = bench.serving("scheduler")
+    # Only now: a second is too short for a supervisor that a busy machine starts.
+    monkeypatch.setattr("pytest_gpuserve.serve.client._SILENCE", 1.0)
     os.kill(supervisor.pid, signal.SIGSTOP)
     answer = supervisor.stop()
     assert "said nothing" in answer["failure"]["message"]
     bench.assert_clean()
 
 
-def test_both_die_and_reap_ends_what_is_left(bench: Bench) -> None:
+def test_both_die_and_reap_ends_what_is_left(bench: Bench, reaping: None) -> None:
     worker = bench.worker("escape", "scheduler")
     bench.hear(worker, "ready")
     supervisor = next(e["pid"] for e in bench.events if e["event"] == "hello")
+    # Stopped first: it would begin to tidy up, were this process not the next to run after the first kill.
+    os.kill(supervisor, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     worker.wait()
@@ -131,7 +134,7 @@ def test_both_die_and_reap_ends_what_is_left(bench: Bench) -> None:
     bench.assert_clean()
 
 
-def test_reap_leaves_a_living_run_alone(bench: Bench) -> None:
+def test_reap_leaves_a_living_run_alone(bench: Bench, reaping: None) -> None:
     supervisor = bench.serving("escape")
     assert [item for item in find_leftovers() if item.run_id == bench.run_id] == []
     reap()
@@ -147,7 +150,7 @@ def test_a_busy_gpu_is_infra_and_names_the_holder(bench: Bench) -> None:
     assert answer["event"] == "error"
     assert answer["failure"]["kind"] == "infra"
     assert "a-cell" in answer["failure"]["message"]
-    assert 1.0 < time.monotonic() - began < 8
+    assert 1.0 < time.monotonic() - began < 30
     assert any(event["event"] == "waiting" and event["holders"] for event in bench.events)
 
 
@@ -158,7 +161,7 @@ def test_waiting_for_a_lease_ends_with_its_owner(bench: Bench) -> None:
         other._send({"cmd": "lease", "request": bench.request(lock_timeout=600, owners=(owner.pid,)).to_json()})
         eventually(lambda: any(event["event"] == "waiting" for event in other.events(0.2)))
         owner.kill()
-    eventually(lambda: other.verdict(0.1), 10)
+    eventually(lambda: other.verdict(0.1))
 
 
 def test_nonsense_is_refused_and_changes_nothing(bench: Bench) -> None:
@@ -184,7 +187,7 @@ def test_close_may_come_at_any_time_and_twice(bench: Bench) -> None:
     bench.assert_clean(0.5)
 
 
-def test_main_dies_with_the_supervisor_even_if_nobody_else_acts(bench: Bench) -> None:
+def test_main_dies_with_the_supervisor_even_if_nobody_else_acts(bench: Bench, reaping: None) -> None:
     """The parent-death signal of the shim, by itself."""
     worker = bench.worker()
     bench.hear(worker, "ready")
@@ -192,7 +195,7 @@ def test_main_dies_with_the_supervisor_even_if_nobody_else_acts(bench: Bench) ->
     main = procs.read_stat(bench.of("spawned")["pid"])
     assert main
     os.kill(next(e["pid"] for e in bench.events if e["event"] == "hello"), signal.SIGKILL)
-    eventually(lambda: procs.is_alive(f"{main.pid}:{main.started}:{procs.process.pid_namespace()}") is False, 5)
+    eventually(lambda: procs.is_alive(f"{main.pid}:{main.started}:{procs.process.pid_namespace()}") is False)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     reap()  # its folder
