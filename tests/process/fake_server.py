@@ -43,6 +43,7 @@ class Http:
 
     def __init__(self, port: int, key: str, faults: dict[str, str]) -> None:
         self.key, self.faults, self.tokens = key, faults, 0
+        self.ready_at = time.monotonic() + float(faults.get("late", 0))
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(("127.0.0.1", port))
@@ -70,9 +71,7 @@ class Http:
             )
 
     def is_ready(self) -> bool:
-        if "late" in self.faults:
-            return time.monotonic() >= float(self.faults["late"])
-        return "never-ready" not in self.faults
+        return "never-ready" not in self.faults and time.monotonic() >= self.ready_at
 
     def route(self, path: str, authorised: bool) -> tuple[int, object]:
         if path.startswith("/fault/"):
@@ -89,7 +88,8 @@ class Http:
         if not authorised:
             return 401, {"error": "Unauthorized"}
         if path == "/server_info":
-            return 200, {"attention_backend": "triton", "api_key": self.key, "max_total_num_tokens": 5}
+            late = {"ready_at": self.ready_at} if "late" in self.faults else {}
+            return 200, {"attention_backend": "triton", "api_key": self.key, "max_total_num_tokens": 5, **late}
         if path == "/model_info":
             return 200, {"model_path": "fake"}
         if path == "/generate":
