@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from pytest_gpuserve.gpu import sim
+from pytest_gpuserve.gpu import process, sim
 from pytest_gpuserve.gpu.lease import quarantined
 from pytest_gpuserve.serve import procs
 
@@ -34,7 +36,7 @@ def test_a_server_deaf_to_sigterm_is_killed_after_its_drain_limit(bench: Bench) 
     supervisor = bench.serving("deaf", "scheduler", limits={"draining": {"stall": 30, "total": 1.5}})
     stopped = supervisor.stop()
     assert rungs(stopped) == ["abort", "term", "kill", "memory"]
-    assert 1.4 < stopped["teardown"]["rungs"][1]["seconds"] < 4
+    assert 1.4 < stopped["teardown"]["rungs"][1]["seconds"] < 15  # its other limits are 30 s
     assert stopped["teardown"]["exit"] == -signal.SIGKILL
     assert bench.of("tick")["phase"] == "draining"
 
@@ -66,11 +68,22 @@ def test_shared_memory_that_is_ours_goes_and_a_strangers_stays(bench: Bench) -> 
 
 
 def test_gpu_memory_that_comes_back_late_is_waited_for(bench: Bench) -> None:
-    supervisor = bench.serving()
-    sim.hold(bench.machine, bench.uuids[0], 40 * GIB, time.monotonic() + 2)
+    supervisor = bench.serving(release_timeout=30.0)
+    sim.hold(bench.machine, bench.uuids[0], 40 * GIB, None)
+    main = bench.of("spawned")["pid"]
+
+    def give_back() -> None:
+        """A second after the server's end, however long that takes."""
+        eventually(lambda: not process.is_alive(main))
+        time.sleep(1)
+        sim.clear(bench.machine, bench.uuids[0])
+
+    driver = threading.Thread(target=give_back)
+    driver.start()
     stopped = supervisor.stop()
+    driver.join()
     assert stopped["failure"] is None
-    assert 0.5 < stopped["teardown"]["memory_release_seconds"] < 4
+    assert 0.1 < stopped["teardown"]["memory_release_seconds"] < 30
     assert supervisor.release()["quarantined"] == []
 
 
@@ -101,26 +114,27 @@ def test_a_scheduler_that_dies_is_named(bench: Bench) -> None:
     main = bench.of("spawned")["pid"]
     scheduler = next(stat for stat in map(procs.read_stat, procs.all_pids()) if stat and stat.ppid == main)
     # Only what was seen alive under its name can be missed.
-    eventually(lambda: scheduler.pid in {pid for note in bench.supervisors for pid in _noted(bench)})
-    time.sleep(0.6)
+    eventually(lambda: _follows(supervisor.pid, scheduler.pid))
     procs.send_signal(scheduler, signal.SIGKILL)
-    failed = supervisor.verdict(5.0)
+    failed = supervisor.verdict(30.0)
     assert failed["failure"]["kind"] == "crash"
     assert "sglang::schedul" in failed["failure"]["message"]
     assert str(scheduler.pid) in failed["failure"]["message"]
 
 
-def _noted(bench: Bench) -> set[int]:
-    from pytest_gpuserve.gpu.notes import read_note
-
-    note = read_note(bench.locks, bench.uuids[0])
-    return {pid for pid, _ in note.pids} if note else set()
+def _follows(supervisor: int, pid: int) -> bool:
+    """Whether a descriptor of the supervisor's stands for that process."""
+    for info in Path(f"/proc/{supervisor}/fdinfo").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if f"Pid:\t{pid}\n" in info.read_text():
+                return True
+    return False
 
 
 def test_main_killed_while_serving(bench: Bench) -> None:
     supervisor = bench.serving("scheduler")
     os.kill(bench.of("spawned")["pid"], signal.SIGKILL)
-    failed = supervisor.verdict(5.0)
+    failed = supervisor.verdict(30.0)
     assert failed["failure"]["kind"] == "crash"
     assert failed["failure"]["phase"] == "serving"
     stopped = supervisor.stop()
@@ -132,11 +146,11 @@ def test_a_stuck_server_is_a_hang_only_while_it_is_watched(bench: Bench) -> None
     supervisor = bench.serving(limits={"serving": QUICK})
     assert supervisor.verdict(2.5) is None
     supervisor.watch(True, certain=True)
-    failed = supervisor.verdict(10.0)
+    failed = supervisor.verdict(30.0)
     assert failed["failure"]["kind"] == "hang"
     assert failed["failure"]["phase"] == "serving"
     # Its end frees the check that waits for an answer.
-    eventually(lambda: not Path(f"/proc/{bench.of('spawned')['pid']}/cmdline").read_bytes(), 5)
+    eventually(lambda: not Path(f"/proc/{bench.of('spawned')['pid']}/cmdline").read_bytes())
     assert supervisor.stop()["failure"] is None
 
 
