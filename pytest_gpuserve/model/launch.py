@@ -1,8 +1,9 @@
 """What goes between a worker and its supervisor: requests down, events up, one JSON object a line.
 
 A supervisor takes one lease, runs servers one after another under it (the cell's own, then perhaps a control run of
-the baseline), and gives the lease up. Commands: `lease`, `launch`, `watch`, `stop`, `release`. End-of-file on stdin
-means stop and release. Every event has `event` and `t` (seconds since the supervisor began, monotonic).
+the baseline), and gives the lease up. Commands: `lease`, `launch`, `watch`, `stop`, `release`, `quit`. `quit` and
+end-of-file on stdin mean stop, release and end, whatever is under way. Every event has `event` and `t` (seconds since
+the supervisor began, monotonic).
 
 | event | further fields |
 |---|---|

@@ -145,6 +145,8 @@ class Supervisor:
         atexit.unregister(self.close)
         if os.getpid() != self._pid or self._errors.closed:
             return  # in a forked child there is nothing to end
+        # Said, too: a forked child that outlives its test keeps the pipe open.
+        self._send({"cmd": "quit"})
         with contextlib.suppress(OSError):
             self._commands.close()
         deadline = monotonic() + _CLOSE

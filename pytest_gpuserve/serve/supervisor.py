@@ -108,9 +108,12 @@ class Supervisor:
         for line in lines:
             try:
                 command = json.loads(line)
-                command["cmd"]
+                name = command["cmd"]
             except (ValueError, TypeError, KeyError):
                 self._complain(f"a command that is none: {line[:200]!r}")
+                continue
+            if name == "quit":
+                self.quit("told to")
             else:
                 self._commands.append(command)
 

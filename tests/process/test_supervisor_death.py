@@ -187,6 +187,21 @@ def test_close_may_come_at_any_time_and_twice(bench: Bench) -> None:
     bench.assert_clean(0.5)
 
 
+def test_a_forked_child_that_keeps_the_pipe_open_does_not_delay_the_close(bench: Bench) -> None:
+    supervisor = bench.serving("scheduler")
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    began = time.monotonic()
+    supervisor.close()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert time.monotonic() - began < 60  # of the 180 s after which it is killed
+    assert bench.of("released")["quarantined"] == []
+    bench.assert_clean(0.5)
+
+
 def test_main_dies_with_the_supervisor_even_if_nobody_else_acts(bench: Bench, reaping: None) -> None:
     """The parent-death signal of the shim, by itself."""
     worker = bench.worker()
