@@ -105,6 +105,13 @@ def test_a_timeout_by_thread_kills_pytest_and_the_server_goes_too(project) -> No
     clean(project)
 
 
+def test_a_timeout_in_a_worker_is_the_tests_own_failure_without_a_server_too(project) -> None:
+    project.file("test_mine.py", "import time\ndef test_slow(gpu_cell): time.sleep(60)")
+    result = project.run("test_mine.py", "-n", "1", "--timeout=1", "--timeout-method=thread", "-k", "baseline")
+    assert result.outcomes == {"baseline": "failed"}
+    assert "Timeout (>1s) from pytest-timeout in sm120-m-baseline" in result.cells["baseline"]["reason"]
+
+
 def test_a_second_ctrl_c_at_once_leaves_no_record_that_says_complete(project) -> None:
     """It finds pytest at the traceback of the first one: the session has no exit status of an interruption yet."""
     project.file("conftest.py", "def pytest_keyboard_interrupt(excinfo): raise KeyboardInterrupt")
