@@ -135,6 +135,8 @@ def _reference(manager: Manager, cell: Cell, plan: Sequence[Prompt]) -> tuple[st
     baseline = manager.plan.baseline_of(cell)
     if baseline is None:
         return "", None, "this run has no baseline of it"
+    if not manager.runs(baseline.id):
+        return "", None, f"the baseline {baseline.id} is deselected: run it in the same session"
     answers, unfit = _saved(manager.folder(baseline), plan)
     if not answers:
         return "", None, f"the baseline {baseline.id} has no answers in this run"
