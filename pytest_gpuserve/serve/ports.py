@@ -1,8 +1,9 @@
 """Ports for one server, from a block no other server of this tool uses.
 
-A block lies below the ephemeral range, so that no client connection takes a port of it, and is held by a lock in the
-lock directory. SGLang derives further ports from `--port`: with data-parallel attention port + 233 to port + 240, so
-a block is wide enough for these. Older versions picked the NCCL port at random, and two servers collided (sglang#7418).
+A block lies below the ephemeral range, so that no client connection takes a port of it. It is held by a lock in the
+lock directory and by a socket, since a machine may have several of these (each simulated one has its own). SGLang
+derives further ports from `--port`: with data-parallel attention port + 233 to port + 240, so a block is wide enough
+for these. Older versions picked the NCCL port at random, and two servers collided (sglang#7418).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ BLOCK = 256
 _NCCL = 8
 _LOWEST = 10_000
 _PROBED = (0, _NCCL, *range(233, 241))
+_HELD = BLOCK - 1
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class PortBlock:
 
     base: int
     _lock: BaseFileLock = field(repr=False)
+    _socket: socket.socket = field(repr=False)
 
     @property
     def port(self) -> int:
@@ -48,6 +51,7 @@ class PortBlock:
 
     def release(self) -> None:
         """Gives the block up."""
+        self._socket.close()
         self._lock.release()
 
 
@@ -86,6 +90,21 @@ def taken(port: int) -> bool:
     return False
 
 
+def _hold(port: int) -> socket.socket | None:
+    """Takes a port that no server uses; None if somebody has it. Nothing listens there, and the end of its holder, by
+    whatever means, gives it back.
+    """
+    held = socket.socket()
+    try:
+        held.bind(("127.0.0.1", port))
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return held
+
+
 def acquire_block(lock_dir: Path) -> PortBlock:
     """A block whose ports are free now. MachineError (infra) when there is none."""
     folder = lock_dir / "ports"
@@ -99,10 +118,13 @@ def acquire_block(lock_dir: Path) -> PortBlock:
         lock = take(folder / f"{base}.lock", 0)
         if lock is None:
             continue
-        if not any(taken(base + offset) for offset in _PROBED):
-            return PortBlock(base, lock)
+        held = _hold(base + _HELD)
+        if held is not None:
+            if not any(taken(base + offset) for offset in _PROBED):
+                return PortBlock(base, lock, held)
+            held.close()
         lock.release()
     raise MachineError(
         f"no free block of {BLOCK} ports: all {len(bases)} between {bases[0]} and {bases[-1] + BLOCK - 1} are locked "
-        f"in {folder} or have listeners. `gpuserve status` lists the servers of this tool; `ss -ltnp` lists listeners."
+        f"in {folder}, held by runs with other lock directories, or have listeners. `gpuserve status` lists the servers of this tool; `ss -ltnp` lists listeners."
     )
