@@ -126,5 +126,6 @@ def acquire_block(lock_dir: Path) -> PortBlock:
         lock.release()
     raise MachineError(
         f"no free block of {BLOCK} ports: all {len(bases)} between {bases[0]} and {bases[-1] + BLOCK - 1} are locked "
-        f"in {folder}, held by runs with other lock directories, or have listeners. `gpuserve status` lists the servers of this tool; `ss -ltnp` lists listeners."
+        f"in {folder}, held by runs with other lock directories, or have listeners. "
+        "`gpuserve status` lists the servers of this tool; `ss -ltnp` lists listeners."
     )
