@@ -23,5 +23,5 @@ if os.fork() == 0:
     capture_one_batch_size()
 if "--listen" in sys.argv:
     server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--listen") + 1])))
-    print("listening", flush=True)
+    print(server.getsockname()[1], flush=True)
 signal.pause()

