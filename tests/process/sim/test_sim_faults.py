@@ -135,12 +135,14 @@ def test_a_hang_in_graph_capture_writes_one_byte_a_second_on_an_idle_gpu(launch,
     pid = server.named("sglang::scheduler").pid
     first = io_of(pid)
     wait_until(lambda: io_of(pid)["syscw"] > first["syscw"], "a write")
+    began = time.monotonic()
     a, cpu = io_of(pid), psutil.Process(pid).cpu_times()
     time.sleep(2.1)
     b, later = io_of(pid), psutil.Process(pid).cpu_times()
-    assert 1 <= b["syscw"] - a["syscw"] <= 3
+    seconds = time.monotonic() - began
+    assert 1 <= b["syscw"] - a["syscw"] <= seconds + 1
     assert b["wchar"] - a["wchar"] == b["syscw"] - a["syscw"]
-    assert later.user + later.system - cpu.user - cpu.system < 0.1
+    assert later.user + later.system - cpu.user - cpu.system < 0.1 * seconds
     assert server.memory() == 5 * GIB
 
 
@@ -186,7 +188,7 @@ def test_hang_while_draining(launch, terminate):
 
 @pytest.mark.parametrize("phase", ["weights", "graph-capture", "warmup", "serving"])
 def test_compile_burns_cpu_in_a_compilers_process_and_says_nothing(launch, phase, wait_until):
-    server = launch({"compile": {"phase": phase, "seconds": 1.5}}, "--attention-backend", "triton")
+    server = launch({"compile": {"phase": phase, "seconds": 3}}, "--attention-backend", "triton")
     client = None
     if phase == "serving":
         server.ready().generate()
@@ -194,8 +196,9 @@ def test_compile_burns_cpu_in_a_compilers_process_and_says_nothing(launch, phase
         client.start()
     compiler = server.named("cicc")
     assert Path(f"/proc/{compiler.pid}/comm").read_text() == "cicc\n"
-    assert compiler.parent() == server.named("nvcc")
-    assert compiler.parent().parent() == server.named("sglang::scheduler")
+    nvcc = compiler.parent()
+    scheduler = nvcc.parent()
+    assert [" ".join(one.cmdline()).partition(" ")[0] for one in (nvcc, scheduler)] == ["nvcc", "sglang::scheduler"]
     size = server.log_path.stat().st_size
     wait_until(lambda: sum(compiler.cpu_times()[:2]) > 0.3, "CPU time in the compiler")
     assert server.log_path.stat().st_size == size
@@ -243,10 +246,13 @@ def test_escape_session(launch, machine, wait_until):
     server.keeps(0)
 
 
-def test_zombies(launch):
+def test_zombies(launch, wait_until):
     server = launch({"zombies": 3}).ready()
-    children = server.main.children()
-    assert sum(child.status() == psutil.STATUS_ZOMBIE for child in children) == 3
+
+    def zombies() -> int:
+        return sum(child.status() == psutil.STATUS_ZOMBIE for child in server.main.children())
+
+    wait_until(lambda: zombies() == 3, "zombies", show=lambda: str(server.main.children()))
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])

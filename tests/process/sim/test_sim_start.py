@@ -18,6 +18,8 @@ GIB = 1 << 30
 
 def test_a_start_has_sglangs_tree_lines_and_memory(launch, machine):
     server = launch({"memory-gib": 10}, "--tp-size", "2", machine=machine).ready()
+    # The others had their names before the first answer came round; nothing waits for this one.
+    server.named("python -B -c from multiprocessing.resource_tracker")
     titles = server.titles()
     assert len(titles) == 5
     assert sum(title == "sglang::detokenizer" for title in titles) == 1
@@ -91,7 +93,7 @@ def test_skip_server_warmup(launch):
 def test_phase_seconds_are_spent_in_every_phase(launch, machine):
     began = time.monotonic()
     launch({"phase-seconds": 0.2}, machine=machine).ready()
-    assert 7 * 0.2 <= time.monotonic() - began < 7 * 0.2 + 5
+    assert 7 * 0.2 <= time.monotonic() - began < 7 * 0.2 + 20
 
 
 def test_the_port_opens_before_the_warm_up_and_health_is_503_until_its_end(launch):
@@ -103,16 +105,17 @@ def test_the_port_opens_before_the_warm_up_and_health_is_503_until_its_end(launc
 
 
 def test_sigterm_finishes_what_runs_and_leaves_nothing(launch, machine, terminate):
-    server = launch({"tokens-per-second": 40}, "--tp-size", "2", machine=machine).ready()
+    # Three seconds of tokens: long enough for what is asked of the server meanwhile.
+    server = launch({"tokens-per-second": 20}, "--tp-size", "2", machine=machine).ready()
     answers: list[dict] = []
-    client = threading.Thread(target=lambda: answers.append(server.generate(tokens=30)))
+    client = threading.Thread(target=lambda: answers.append(server.generate(tokens=60)))
     client.start()
     server.wait("Prefill batch, #new-seq: 1, #new-token: 3")
     terminate(server)
     server.wait("Gracefully exiting... Remaining number of requests 1")
     assert server.request("GET", "/health")[0] == 503
     client.join()
-    assert answers[0]["meta_info"]["completion_tokens"] == 30
+    assert answers[0]["meta_info"]["completion_tokens"] == 60
     assert server.exit() == 0
     server.gone()
     server.keeps(0)
@@ -143,7 +146,7 @@ def test_killed_main_takes_the_children_with_it(launch, machine):
 
 
 def test_main_killed_during_imports_leaves_an_orphan_that_takes_the_gpu(launch, machine, wait_until):
-    server = launch({"phase-seconds": 0.5, "memory-gib": 7}, machine=machine).wait("Using default HuggingFace")
+    server = launch({"phase-seconds": 1.0, "memory-gib": 7}, machine=machine).wait("Using default HuggingFace")
     wait_until(lambda: len(server.marked()) == 4, "the tree")
     server.process.kill()
     server.exit()
@@ -196,7 +199,7 @@ def test_stopped_scheduler_stops_the_tokens_and_the_health(launch, wait_until):
     wait_until(frozen, "the counter to stand still")
     assert seen[-1] < 60
     scheduler.resume()
-    client.join(20)
+    client.join(30)
     assert not client.is_alive()
     assert generated() == 60
 
@@ -233,7 +236,7 @@ def test_gpus_are_busy_while_requests_run(launch, machine, wait_until):
         return [probe.read(gpu.uuid).utilization for gpu in probe.gpus()]
 
     assert use() == [0, 0]
-    client = threading.Thread(target=server.generate, kwargs={"tokens": 50})
+    client = threading.Thread(target=server.generate, kwargs={"tokens": 150})
     client.start()
     wait_until(lambda: use() == [95, 95], "busy GPUs")
     client.join()
