@@ -58,7 +58,6 @@ def prepare(path: Path) -> Path:
         found = path.lstat()
     except FileNotFoundError:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             make_shared(path)
         except OSError as error:
             raise MachineError(
@@ -93,13 +92,24 @@ def _why(error: OSError) -> str:
     return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})"
 
 
-def make_shared(path: Path) -> None:
+def make_shared(path: Path, *, attempts: int = 8) -> None:
     """Make the directory `path` 0777 in one step, whatever the umask: another user may look between mkdir and chmod.
 
-    One that is there already is left as it is. OSError if it cannot be made.
+    Missing parents are made in the same way: he may want to make his own there. One that is there already is left as
+    it is. OSError if it cannot be made.
     """
+    if path.is_dir():
+        return
+    make_shared(path.parent)
     draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    draft.mkdir(mode=0o700)
+    try:
+        draft.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if attempts == 1:
+            raise
+        # The parent was empty still, and somebody else's took its place in this instant.
+        make_shared(path, attempts=attempts - 1)
+        return
     try:
         draft.chmod(0o777)
         draft.rename(path)

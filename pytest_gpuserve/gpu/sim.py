@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import MachineError, UsageError
 from pytest_gpuserve.gpu import process
+from pytest_gpuserve.gpu.lockdir import make_shared
 from pytest_gpuserve.gpu.notes import read_json, write_json
 from pytest_gpuserve.model.gpu import Gpu, GpuProcess, Reading
 
@@ -89,13 +90,11 @@ def create(folder: Path, machine: str, *, processes: bool = True) -> SimProbe:
     folder = folder.resolve()
     there = read_json(folder / "machine.json")
     if there is None:
-        (folder / "gpu").mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError, PermissionError):  # still to be made, or another user's
+            folder.chmod(0o777)
         names = [_uuid(folder, index) for index in range(count)]
         for name in names:
-            (folder / "gpu" / name).mkdir(exist_ok=True)
-        for made in (folder, folder / "gpu", *(folder / "gpu" / name for name in names)):
-            with suppress(PermissionError):  # made meanwhile by another user, who opens it to all
-                made.chmod(0o777)
+            make_shared(folder / "gpu" / name)
         write_json(folder / "machine.json", {"machine": f"{count}x{arch}", "processes": processes, "uuids": names})
     elif there.get("machine") != f"{count}x{arch}":
         message = f"{folder} holds another simulated machine ({there.get('machine')}): name a directory of its own"

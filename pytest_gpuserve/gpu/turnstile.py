@@ -88,8 +88,7 @@ class Place:
         if self._lock is not None:
             return
         with self._alone():
-            if not self._queue.is_dir():
-                make_shared(self._queue)
+            make_shared(self._queue)
             last = max((int(path.name.partition("-")[0]) for path in self._tickets()), default=0)
             self._name = f"{last + 1:09d}-{os.urandom(8).hex()}"
             path = self._queue / f"{self._name}.ticket"

@@ -108,9 +108,7 @@ def _hold(port: int) -> socket.socket | None:
 def acquire_block(lock_dir: Path) -> PortBlock:
     """A block whose ports are free now. MachineError (infra) when there is none."""
     folder = lock_dir / "ports"
-    if not folder.is_dir():
-        lock_dir.mkdir(parents=True, exist_ok=True)
-        make_shared(folder)
+    make_shared(folder)
     bases = blocks(ephemeral_range())
     # Not always the first one: a port that was just given back may still be in a client's hands.
     start = int.from_bytes(os.urandom(4), "big") % len(bases)

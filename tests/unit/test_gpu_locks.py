@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpuserve.gpu import lockdir
 from pytest_gpuserve.gpu.locks import is_held, take
+from pytest_gpuserve.gpu.sim import create
 from pytest_gpuserve.serve.ports import acquire_block
 
 if TYPE_CHECKING:
@@ -89,6 +90,43 @@ def test_folder_of_the_ports_is_open_to_everybody_from_the_moment_it_is_there(
     monkeypatch.setattr(lockdir.Path, "rename", look_and_rename)
     acquire_block(tmp_path).release()
     assert renamed == [("ports", False, 0o777)]
+
+
+def test_shared_simulated_machine_is_open_to_everybody_from_the_moment_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = set()
+    mkdir = os.mkdir
+
+    def make_and_look(path: Path, *mode: int) -> None:
+        mkdir(path, *mode)
+        there = [one for one in tmp_path.rglob("*") if one.is_dir() and "/." not in str(one)]
+        modes.update(stat.S_IMODE(one.stat().st_mode) for one in there)
+
+    monkeypatch.setattr(os, "mkdir", make_and_look)
+    lockdir.prepare(tmp_path / "machine" / "locks")
+    create(tmp_path / "machine", "2xsm120")
+    assert modes == {0o777}
+
+
+def test_shared_folder_is_made_although_its_parent_is_replaced_by_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty folder can be renamed onto an empty one, which is then no folder to make anything in."""
+    mkdir, lost = os.mkdir, []
+
+    def lose_once(path: Path, *mode: int) -> None:
+        if path.parent.name == "machine" and not lost:
+            lost.append(path)
+            (tmp_path / "theirs").mkdir()
+            (tmp_path / "theirs").rename(path.parent)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", lose_once)
+    lockdir.make_shared(tmp_path / "machine" / "locks")
+    assert lost
+    assert [path.name for path in (tmp_path / "machine").iterdir()] == ["locks"]
 
 
 def test_shared_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
