@@ -142,6 +142,11 @@ class Project:
         """Loads measure these `output_throughput`s in turns, whatever the machine does; each window times its noise."""
         self.file("conftest.py", SPEEDS.format(levels=levels, noise=noise) + more)
 
+    def stall(self, phase: str, seconds: float = 2.0) -> None:
+        """Servers are called hung after so long in that phase; in any other a busy machine may be quiet as long."""
+        matrix = self.path / "matrices" / "tiny.yaml"
+        matrix.write_text(f"{matrix.read_text()}limits: {{{phase}: {{stall: {seconds}}}}}\n")
+
     def scenario(self, rules: str = "", name: str = "scenario.yaml") -> Path:
         """A fast scenario; `rules` are the items of its list."""
         body = f"rules:\n{textwrap.indent(textwrap.dedent(rules), '  ')}" if rules else ""
@@ -173,7 +178,7 @@ class Project:
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """An empty project; no option of ours comes from the environment, and locks are its own."""
+    """An empty project; one option of ours comes from the environment, and locks are its own."""
     for name in list(os.environ):
         if (
             name.startswith(("GPUSERVE_", "GITHUB_", "PYTEST_TIMEOUT", "PYTEST_XDIST"))
@@ -182,6 +187,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    # A simulation's own limit is 4 s, which a start on a busy machine may be without a sign of life.
+    monkeypatch.setenv("GPUSERVE_STALL", "60")
     return Project(pytester)
 
 

@@ -6,7 +6,8 @@ HANG = "- {when: {attention: flashinfer}, then: {hang: graph-capture}}"
 
 
 def test_a_bad_flag_on_a_sound_gpu_fails_with_the_control_recorded(project) -> None:
-    result = project.run("--gpu-stall", "2", "-k", "baseline or flashinfer", rules=HANG)
+    project.stall("graph-capture")
+    result = project.run("-k", "baseline or flashinfer", rules=HANG)
     assert result.outcomes == {"baseline": "passed", "attention.flashinfer": "failed"}
     cell = result.cells["attention.flashinfer"]
     control = cell["control"]
@@ -23,7 +24,8 @@ def test_a_bad_flag_on_a_sound_gpu_fails_with_the_control_recorded(project) -> N
 def test_a_sick_gpu_is_infra_named_and_not_used_again(project) -> None:
     """On GPU 0 everything hangs; the baseline goes on elsewhere and blocks nothing."""
     sick = "- {when: {gpu: 0}, then: {hang: weights}}"
-    result = project.run("--gpu-stall", "2", rules=sick)
+    project.stall("weights")
+    result = project.run(rules=sick)
     assert result.code == 1
     assert result.outcomes == {"baseline": "infra", "attention.flashinfer": "passed", "graphs.off": "passed"}
     assert result.checks["baseline", "answers"] == "passed"
@@ -38,7 +40,8 @@ def test_a_sick_gpu_is_infra_named_and_not_used_again(project) -> None:
 def test_a_machine_on_which_the_baseline_fails_too_is_infra(project) -> None:
     """The delta is alone here, so its control run is the first to see that the GPU is sick."""
     sick = "- {when: {gpu: 0}, then: {hang: weights}}"
-    result = project.run("--gpu-stall", "2", "-k", "flashinfer", rules=sick)
+    project.stall("weights")
+    result = project.run("-k", "flashinfer", rules=sick)
     assert result.outcomes == {"attention.flashinfer": "infra"}
     cell = result.cells["attention.flashinfer"]
     assert "the machine is suspect, not the flags: sm120-m-baseline fails on GPU 0" in cell["failure"]["message"]
@@ -46,9 +49,12 @@ def test_a_machine_on_which_the_baseline_fails_too_is_infra(project) -> None:
     assert "INFRA" in result.text
 
 
-def test_a_failing_baseline_without_other_gpus_is_unverified(project) -> None:
-    result = project.run("--gpu-stall", "2", "-k", "baseline", sim="1xsm120", rules="- {then: {hang: weights}}")
+def test_a_failing_baseline_without_other_gpus_is_unverified(project, monkeypatch) -> None:
+    """After the simulation's own limit, which nobody gave."""
+    monkeypatch.delenv("GPUSERVE_STALL")
+    result = project.run("-k", "baseline", sim="1xsm120", rules="- {then: {hang: weights}}")
     assert result.outcomes == {"baseline": "failed"}
+    assert result.cells["baseline"]["failure"]["kind"] == "hang"
     assert (
         "unverified: this is the baseline, and there are no other GPUs"
         in result.cells["baseline"]["failure"]["message"]
@@ -63,7 +69,8 @@ def test_a_baseline_that_fails_on_two_gpus_is_not_one_sick_gpu(project) -> None:
 
 
 def test_without_control(project) -> None:
-    result = project.run("--gpu-stall", "2", "--gpu-no-control", "-k", "flashinfer", rules=HANG)
+    project.stall("graph-capture")
+    result = project.run("--gpu-no-control", "-k", "flashinfer", rules=HANG)
     cell = result.cells["attention.flashinfer"]
     assert (cell["outcome"], cell["control"], cell["server_starts"]) == ("failed", None, 1)
     assert result.record["server_starts"] == 1

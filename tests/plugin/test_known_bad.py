@@ -44,8 +44,9 @@ XDIST = pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["one process", "
 )
 def test_one_entry_and_four_worlds(project, args, rules: str, outcome: str, code: int) -> None:
     entry(project)
+    project.stall("graph-capture")
     junit = project.path / "junit.xml"
-    result = project.run(*args, "--gpu-stall", "2", "-rxXE", "-k", "flashinfer", f"--junitxml={junit}", rules=rules)
+    result = project.run(*args, "-rxXE", "-k", "flashinfer", f"--junitxml={junit}", rules=rules)
     assert result.outcomes == {"attention.flashinfer": outcome}, result.text
     assert result.code == code, result.text
     cell = result.cells["attention.flashinfer"]
@@ -145,7 +146,8 @@ def test_an_xfailed_baseline_blocks_nothing(project) -> None:
     text = ENTRY.replace("{flag.attention-backend: flashinfer}", "{flag.attention-backend: triton, arch: sm120}")
     project.file("matrices/known_bad.yaml", text.replace("STRICT", "false").replace("CONFIDENCE", "confirmed"))
     rule = "- {when: {attention: triton, graphs: 'on'}, then: {hang: graph-capture}}"
-    result = project.run("--gpu-stall", "2", "-k", "baseline or flashinfer", rules=rule)
+    project.stall("graph-capture")
+    result = project.run("-k", "baseline or flashinfer", rules=rule)
     assert result.outcomes == {"baseline": "xfailed", "attention.flashinfer": "passed"}
 
 
@@ -161,7 +163,8 @@ def test_what_is_never_turned_into_xfail(project) -> None:
         """,
     )
     leak = "- {when: {attention: flashinfer}, then: {hang: graph-capture, hold-memory: forever}}"
-    result = project.run("--gpu-stall", "2", "-k", "flashinfer and ready", rules=leak)
+    project.stall("graph-capture")
+    result = project.run("-k", "flashinfer and ready", rules=leak)
     assert result.outcomes == {"attention.flashinfer": "failed"}
     assert result.cells["attention.flashinfer"]["failure"]["kind"] == "leak"
     counted = result.run.parseoutcomes()

@@ -367,7 +367,7 @@ def test_a_rate_far_out_of_reach_is_given_up_early(scripted, streams: int) -> No
     found = run_load(scripted(answer), profile(rate=1000, concurrency=streams, output=2, windows=2), vocabulary=1000)
     assert time.monotonic() - began < 20
     assert found.sent < 1500
-    told = re.match(r"the rate was not reached: (\S+) of 1000 requests a second .*given up after 4 s", found.invalid)
+    told = re.match(r"the rate was not reached: (\S+) of 1000 requests a second .*given up after \d+ s", found.invalid)
     assert told
     assert float(told[1]) == pytest.approx(5 * streams, rel=0.3)
     assert len(found.samples("output_throughput")) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.report.store import read_events
@@ -65,7 +66,7 @@ def hang_up(scene: Scene) -> None:
 def interrupt(scene: Scene) -> None:
     run = busy(scene)
     run.signal(signal.SIGINT, group=True)
-    assert run.wait(30) == 2
+    assert run.wait(60) == 2
     assert run.record["complete"] is False
     assert "KeyboardInterrupt" in run.text
     assert run.checked("test_quick")["outcome"] == "passed"
@@ -79,7 +80,7 @@ def interrupt_twice(scene: Scene) -> None:
     run.signal(signal.SIGINT, group=True)
     run.until(lambda: "draining" in phases(scene), "the server is being stopped")
     run.signal(signal.SIGINT, group=True)
-    assert run.wait(30) != 0
+    assert run.wait(60) != 0
     assert run.record["complete"] is False
     assert run.checked("test_quick")["outcome"] == "passed"
 
@@ -115,12 +116,16 @@ def kill_pytest_waiting(scene: Scene) -> None:
     # The one that holds the GPU goes on.
     assert first.code is None
     first.signal(signal.SIGINT, group=True)
-    assert first.wait(30) == 2
+    assert first.wait(60) == 2
 
 
 def phases(scene: Scene) -> set[str]:
     """What the holders' notes say."""
-    return {json.loads(note.read_bytes())["phase"] for note in scene.locks.glob("*.note.json")}
+    found = set()
+    for note in scene.locks.glob("*.note.json"):
+        with suppress(FileNotFoundError):  # its lease has ended meanwhile
+            found.add(json.loads(note.read_bytes())["phase"])
+    return found
 
 
 @fault("kill -9 of an xdist worker", slow=True)
@@ -152,7 +157,7 @@ def kill_supervisor(scene: Scene) -> None:
     tests = BUSY.replace("time.sleep(120)", "sglang_server.generate('x', max_new_tokens=100_000)")
     run = busy(scene, tests=tests)
     victim = scene.kill("supervisor")
-    assert run.wait(30) == 1
+    assert run.wait(60) == 1
     assert run.outcomes() == {"baseline": "infra"}
     assert f"the supervisor (pid {victim.pid}, exit -9) is gone" in run.message()
 
@@ -161,7 +166,7 @@ def kill_supervisor(scene: Scene) -> None:
 def kill_main(scene: Scene) -> None:
     run = busy(scene, *BASELINE, "--gpu-no-control", tests=_ASKS)
     scene.kill("main")
-    assert run.wait(30) == 1
+    assert run.wait(60) == 1
     failure = run.cells["baseline"]["failure"]
     assert (failure["kind"], failure["phase"]) == ("crash", "serving")
     assert "signal 9" in failure["message"] or "SIGKILL" in failure["message"], failure["message"]
@@ -172,7 +177,7 @@ def kill_scheduler(scene: Scene) -> None:
     scene.matrix(gpus=2)
     run = busy(scene, *BASELINE, "--gpu-no-control", tests=_ASKS)
     victim = scene.kill("scheduler")
-    assert run.wait(30) == 1
+    assert run.wait(60) == 1
     failure = run.cells["baseline"]["failure"]
     assert (failure["kind"], failure["phase"]) == ("crash", "serving")
     assert f"{victim.pid}" in failure["message"], failure["message"]
@@ -188,7 +193,7 @@ def kill_main_importing(scene: Scene) -> None:
     server = run.until(lambda: _importing(scene), "a scheduler imports")
     run.remember()
     os.kill(server, signal.SIGKILL)
-    assert run.wait(40) == 1
+    assert run.wait(60) == 1
     failure = run.cells["baseline"]["failure"]
     assert (failure["kind"], failure["phase"]) == ("crash", "import")
 

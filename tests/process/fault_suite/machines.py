@@ -41,7 +41,7 @@ def nvml_fails_for_a_while(scene: Scene) -> None:
     (scene.said / "go").touch()
     run.until(lambda: "draining" in phases(scene), "the server is being stopped")
     sim.fail(scene.machine, None)
-    assert run.wait(40) == 0
+    assert run.wait(60) == 0
     assert run.outcomes() == {"baseline": "passed"}
 
 
@@ -118,7 +118,7 @@ def stranger_on_the_gpu(scene: Scene) -> None:
     stranger = scene.strangers[0]
     sim.charge(scene.machine, scene.gpus[0], stranger.pid, 3 << 30)
     (scene.said / "go").touch()
-    assert run.wait(40) == 1
+    assert run.wait(60) == 1
     assert run.cells["baseline"]["failure"]["kind"] == "leak"
     assert f"pid {stranger.pid}" in run.message()
     sim.charge(scene.machine, scene.gpus[0], stranger.pid, 0)

@@ -92,7 +92,7 @@ def locks_on_network(scene: Scene) -> None:
     network.mkdir()
     with Mounts(fuse(str(network)), scene.project) as mounts:
         run = scene.start(*ONE, locks=network, via=mounts.via)
-        run.wait(40)
+        run.wait(60)
     _refused(scene, "is on a network file system (fuse.sshfs)")
 
 

@@ -180,6 +180,8 @@ class Scene:
             "XDG_CACHE_HOME": str(self.tmp),
             "TMPDIR": str(self.tmp),
             "COLUMNS": "200",
+            # A simulation's own limit is 4 s, which a start on a busy machine may be without a sign of life.
+            "GPUSERVE_STALL": "60",
             **(env or {}),
         }
         options = {
@@ -261,6 +263,8 @@ class Scene:
     def _unusable(self) -> list[str]:
         """GPUs whose lock is held, that a new lease does not get, or that stay quarantined although they are free."""
         usable = [uuid for uuid in self.gpus if uuid not in self.excused]
+        with suppress(AssertionError):  # a dying process loses its environment, by which it is found, before its locks
+            until(lambda: not any(_locked(self.locks / f"{uuid}.lock") for uuid in usable), "free locks", GRACE)
         unusable = {uuid: f"{uuid}: its lock is held" for uuid in usable if _locked(self.locks / f"{uuid}.lock")}
         if not unusable and usable:
             unusable = self._refused(usable)
