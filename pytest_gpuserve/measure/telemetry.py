@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["SLOWDOWNS", "Sampler", "Telemetry", "summarise"]
 
 EVERY = 0.5
+# Seconds for the last reading: a call into a wedged driver may not return for minutes, and the test is over.
+LATE = 5.0
 # NVML's clocks-event reasons that say the hardware, or its temperature, held the GPU back.
 SLOWDOWNS = frozenset({"HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown"})
 _SHARE = 0.1  # of the samples: one blip in a long run is no reason to throw it away
@@ -56,7 +58,7 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(LATE)
 
     def _run(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from pytest_gpuserve.errors import MachineError
+from pytest_gpuserve.measure import telemetry
 from pytest_gpuserve.measure.telemetry import Sampler, summarise
 from pytest_gpuserve.model.gpu import GpuProcess, Reading
 
@@ -86,6 +87,22 @@ def test_it_samples_in_the_background_and_survives_a_gpu_that_cannot_be_read() -
     readings = sampler.readings(0.0, float("inf"))
     assert {one.uuid for one in readings} == {"GPU-1"}
     assert len(readings) >= 2
+
+
+def test_a_driver_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LATE", 0.05)
+    answered = threading.Event()
+
+    class Wedged(Probe):
+        def read(self, uuid: str) -> Reading:
+            assert answered.wait(60)
+            return super().read(uuid)
+
+    with Sampler(Wedged(), ["GPU-1"]) as sampler:
+        pass
+    assert not answered.is_set()
+    assert sampler.readings(0.0, float("inf")) == []
+    answered.set()
 
 
 def test_a_load_shorter_than_a_period_has_the_reading_before_it() -> None:
