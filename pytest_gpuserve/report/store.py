@@ -136,7 +136,10 @@ class Events:
         if self._torn:
             line = b"\n" + line
         try:
-            self._torn = os.write(self._file, line) != len(line)
+            # A disk that fills up takes a part first, and only then says so.
+            while line:
+                line = line[os.write(self._file, line) :]
+                self._torn = bool(line)
         except OSError as error:
             self.problem = f"cannot write {self.path}: {error.strerror}"
 

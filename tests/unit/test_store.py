@@ -197,19 +197,26 @@ def test_events_are_there_at_once_and_a_torn_line_costs_only_itself(tmp_path: Pa
 
 def test_a_disk_that_fills_up_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = Events(tmp_path)
-    real = os.write
-    monkeypatch.setattr(store.os, "write", lambda descriptor, data: real(descriptor, data[:10]))
+    real, room = os.write, 10
+
+    def almost_full(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(descriptor, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(store.os, "write", almost_full)
     events.write("check", n=1)
+    assert events.problem == f"cannot write {events.path}: No space left on device"
     monkeypatch.setattr(store.os, "write", real)
     events.write("check", n=2)
     assert [event["n"] for event in read_events(events.path)] == [2]
-
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store.os, "write", full)
+    # Cut short for another reason, an event is written to its end.
+    monkeypatch.setattr(store.os, "write", lambda descriptor, data: real(descriptor, data[:10]))
     events.write("check", n=3)
-    assert events.problem == f"cannot write {events.path}: No space left on device"
+    assert [event["n"] for event in read_events(events.path)] == [2, 3]
     events.close()
 
 
