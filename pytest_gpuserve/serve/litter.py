@@ -114,10 +114,9 @@ class SharedMemory:
         if not found:
             return
         self._used |= found
-        with contextlib.suppress(OSError):
-            self._list.write_text(
-                "".join(f"{name} {inode}\n" for name, inode in sorted(self._used.items())), encoding="utf-8"
-            )
+        # Added, never written anew: what is noted stays so if the disk is full, or this process is killed here.
+        with contextlib.suppress(OSError), self._list.open("a", encoding="utf-8") as file:
+            file.writelines(f"{name} {inode}\n" for name, inode in sorted(found.items()))
 
     def clean(self, pids: Collection[int]) -> tuple[list[str], list[str]]:
         """After the server's end: the paths that were removed, and new ones nobody uses that were not ours.

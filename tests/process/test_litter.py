@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 from multiprocessing import shared_memory
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpuserve.serve.litter import SharedMemory
+from pytest_gpuserve.serve.litter import SharedMemory, remove_remains
 
 _HOLDER = """
 import multiprocessing, sys
@@ -58,6 +59,27 @@ def test_files_and_semaphores_of_a_killed_process_are_removed(tmp_path, holder):
     # Those of the other process are in use: neither removed nor listed.
     assert all(Path(f"/dev/shm/{name}").exists() for name in (foreign[0], f"sem.{foreign[1]}"))
     assert not [file for file in left if foreign[0] in file or foreign[1] in file]
+
+
+def test_a_full_disk_does_not_take_the_list_of_what_is_to_be_removed(tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    ours = SharedMemory(str(private))
+    first, second = (Path(f"/dev/shm/gpuserve-{os.getpid()}-{number}") for number in range(2))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with first.open("w"):
+            ours.observe([os.getpid()])
+        with second.open("w"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+            ours.observe([os.getpid()])
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert remove_remains(str(private))
+        assert not first.exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
 
 
 def test_what_no_process_of_ours_used_is_only_listed(tmp_path):
