@@ -195,8 +195,13 @@ class Supervisor:
             return
         data = os.read(self._output.fileno(), 1 << 16)
         *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            self._take(event)
+        if self.on_event:
+            # Last, since it may be interrupted: what was read has been taken in by then.
+            for event in events:
+                self.on_event(event)
         if not data:
             self._give_up("it ended" if self._commands.closed else "it died")
 
@@ -210,8 +215,6 @@ class Supervisor:
         elif event["event"] == "stopped":
             self._server = self._failed = None
         self._events.append(event)
-        if self.on_event:
-            self.on_event(event)
 
     def _give_up(self, why: str) -> None:
         """The supervisor is gone or wedged: makes sure of that, then of the end of its server."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -177,6 +180,26 @@ def test_nonsense_is_refused_and_changes_nothing(bench: Bench) -> None:
     assert supervisor.lease(bench.request())["event"] == "error"
     assert supervisor.stop()["event"] == "stopped"
     assert supervisor.stop()["teardown"]["rungs"] == []
+
+
+def test_what_was_read_is_kept_when_its_listener_is_interrupted(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    supervisor._send({"cmd": "nonsense"})
+    eventually(lambda: waiting(supervisor.fileno()) > 200)  # the first event and the answer
+
+    def interrupted(event: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    supervisor.on_event = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(supervisor.events())
+    assert [event["event"] for event in supervisor.events()] == ["hello", "error"]
+    supervisor.on_event = None
+
+
+def waiting(fd: int) -> int:
+    """The bytes in a pipe."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_close_may_come_at_any_time_and_twice(bench: Bench) -> None:
