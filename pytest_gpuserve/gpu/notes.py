@@ -6,10 +6,10 @@ lease's server processes (`GPUSERVE_LEASE`).
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,6 @@ __all__ = [
     "write_note",
 ]
 
-_SERIAL = itertools.count()
 _LIMIT = 1 << 16
 _TEXTS = ("uuid", "lease", "run_id", "cell", "phase", "namespace", "host", "since", "boot")
 
@@ -198,13 +197,18 @@ def write_note(lock_dir: Path, note: Note) -> None:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Atomically, readable and replaceable by every user, never through a symlink that lies at `path`."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{next(_SERIAL)}")
-    draft.unlink(missing_ok=True)
+    # No pid in its name: containers that share the directory have the same ones.
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        os.fchmod(fd, 0o666)
-        json.dump(data, file)
-    draft.replace(path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o666)
+            json.dump(data, file)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -132,6 +133,20 @@ def test_terminal_escapes_of_other_users_are_defused(tmp_path: Path) -> None:
     read = read_note(tmp_path, UUID)
     assert read is not None
     assert read.cell == "?]0;pwned??"
+
+
+def test_note_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"n": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_json(path, {"n": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_json(path) == {"n": 1}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_symlink_in_place_of_a_note_is_neither_read_nor_written_through(tmp_path: Path) -> None:
