@@ -15,10 +15,10 @@ STEADY = "- {when: {}, then: {tokens-per-second: 400}}\n"
 BOTH = """
   - when: {attention: flashinfer}
     load: small
-    output_throughput: {at-least-ratio: 0.7, of: baseline}
+    output_throughput: {at-least-ratio: 0.5, of: baseline}
   - when: {graphs: off}
     load: small
-    output_throughput: {at-least-ratio: 0.7, of: baseline}
+    output_throughput: {at-least-ratio: 0.5, of: baseline}
 """
 
 
@@ -35,15 +35,15 @@ def speed(cell: dict, test: str = "") -> dict:
 
 
 def test_a_slow_gpu_is_not_blamed_on_the_cell_that_ran_there(project) -> None:
-    """Two equal cells, one of them on a GPU of half the speed: the baseline is started there too, and compared."""
+    """Two equal cells, one of them on a GPU of a quarter of the speed: the baseline is started there too."""
     floors(project, BOTH)
-    result = project.run("-n", "2", rules=f"{STEADY}- {{when: {{gpu: 1}}, then: {{slow: 2}}}}")
+    result = project.run("-n", "2", rules=f"{STEADY}- {{when: {{gpu: 1}}, then: {{slow: 4}}}}")
     assert result.code == 0, result.text
     baseline = result.cells["baseline"]
     deltas = [result.cells["attention.flashinfer"], result.cells["graphs.off"]]
     assert {speed(cell)["verdict"] for cell in deltas} == {"ok"}
     (elsewhere,) = [cell for cell in deltas if cell["gpus"] != baseline["gpus"]]
-    assert speed(elsewhere)["median"] < 0.6 * speed(baseline)["median"]
+    assert speed(elsewhere)["median"] < 0.4 * speed(baseline)["median"]
     assert elsewhere["telemetry"]["small"]["beside"] == {"sm120-m-baseline": 1}
     assert "sm120-m-baseline ran on other GPUs" in speed(elsewhere)["note"]
     assert "and was started on these too" in speed(elsewhere)["note"]
@@ -80,7 +80,7 @@ def test_a_reference_that_cannot_be_started_there_is_said(project) -> None:
     """On the other GPU the baseline crashes: nothing can be said of the cell that ran there, and it is not failed."""
     floors(project, BOTH)
     crash = "- {when: {gpu: 1, attention: triton, graphs: on}, then: {crash: {phase: weights, text: boom}}}"
-    result = project.run("-n", "2", "-rs", rules=f"{STEADY}- {{when: {{gpu: 1}}, then: {{slow: 2}}}}\n{crash}")
+    result = project.run("-n", "2", "-rs", rules=f"{STEADY}- {{when: {{gpu: 1}}, then: {{slow: 4}}}}\n{crash}")
     assert result.code == 0, result.text
     baseline = result.cells["baseline"]
     (elsewhere,) = [

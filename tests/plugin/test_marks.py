@@ -129,8 +129,9 @@ def test_there(load):
 
 
 @pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["one process", "xdist"])
-def test_what_a_mark_compares_with_runs_before_and_is_waited_for(run, args) -> None:
+def test_what_a_mark_compares_with_runs_before_and_is_waited_for(project, run, args) -> None:
     """The file of the matrix names flashinfer before graphs off."""
+    project.speeds(800)
     result = run(IN_FLASHINFER % "", "test_mine.py", *args)
     assert result.code == 0, result.text
     assert list(result.cells) == ["graphs.off", "attention.flashinfer"]
@@ -140,7 +141,8 @@ def test_what_a_mark_compares_with_runs_before_and_is_waited_for(run, args) -> N
     assert result.cells["attention.flashinfer"]["gpus"] == result.cells["graphs.off"]["gpus"]
 
 
-def test_the_built_in_check_measures_what_a_mark_names(run) -> None:
+def test_the_built_in_check_measures_what_a_mark_names(project, run) -> None:
+    project.speeds(800)
     words = ("gpuserve/suite.py::test_throughput", "test_mine.py", "-rs", "-k")
     result = run(IN_FLASHINFER % ', load="small"', *words, "not there")
     assert result.checks == {

@@ -21,6 +21,7 @@ def test_floors_of_a_packaged_matrix_become_a_matrix_of_the_project(project, tmp
     if not (PACKAGE / "matrices").is_dir():
         shutil.copytree(PACKAGE.parent / "matrices", site / "pytest_gpuserve" / "matrices")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ["PYTHONPATH"]]))
+    project.speeds(2000, noise=(1, 0.99, 1.01))
     only = ("-k", f"{CELL} and throughput")
     result = project.run(*only, "--gpu-floors", "record", matrix="sm120", rules=STEADY)
     assert result.code == 0, result.text
