@@ -20,7 +20,7 @@ class _Server(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            self.healthy.wait(10)
+            self.healthy.wait(60)
         self._answer({"version": "0.5.17"})
 
     def do_POST(self):
@@ -71,10 +71,10 @@ def test_ready_once_both_are_known_whichever_came_first(served, health_first):
     readiness.told()
     if not health_first:
         # The generation and both informations are back, health is not (seen on an H200 with 0.5.17).
-        assert loop.wait(lambda: readiness._first is not None and len(readiness._info) == 2, 10)
+        assert loop.wait(lambda: readiness._first is not None and len(readiness._info) == 2, 30)
         assert not ready
         healthy.set()
-    assert loop.wait(lambda: bool(ready), 10)
+    assert loop.wait(lambda: bool(ready), 30)
     readiness.close()
     assert ready == [({"version": "0.5.17"}, {"version": "0.5.17"}, ready[0][2])]
     assert ready[0][2]["text"] == " Paris"

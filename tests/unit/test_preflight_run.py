@@ -344,11 +344,11 @@ def test_one_cell_that_dies_hangs_or_lacks_something_leaves_the_others(site: Pat
         cell("import", do="import"),
         cell("ask", do="ask"),
         cell("plain"),
-        cell_timeout=1.0,
+        cell_timeout=4.0,  # for those that do answer, on a busy machine
     )
     reasons = {one["id"]: one["reason"] for one in record["cells"]}
     assert "ended with -11" in reasons["die"]
-    assert "no answer in 1 s" in reasons["hang"]
+    assert "no answer in 4 s" in reasons["hang"]
     assert "another_new_requirement" in reasons["import"]
     assert "clock_of_the_moon" in reasons["ask"]
     assert [one["outcome"] for one in record["cells"]] == ["unavailable"] * 4 + ["accepted"]
@@ -358,11 +358,11 @@ def test_one_cell_that_dies_hangs_or_lacks_something_leaves_the_others(site: Pat
 def test_an_import_that_hangs_is_ended(site: Path, tmp_path: Path) -> None:
     pidfile = tmp_path / "pid"
     record = run(
-        site, cell("a"), env={"TEST_IMPORT": "hang", "TEST_PIDFILE": str(pidfile)}, import_timeout=2.0, cell_timeout=1.0
+        site, cell("a"), env={"TEST_IMPORT": "hang", "TEST_PIDFILE": str(pidfile)}, import_timeout=4.0, cell_timeout=1.0
     )
     assert record["status"] == "unavailable"
-    assert "no answer in 2 s" in record["reason"]
-    deadline = time.monotonic() + 10
+    assert "no answer in 4 s" in record["reason"]
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{pidfile.read_text()}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

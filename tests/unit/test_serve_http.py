@@ -45,8 +45,8 @@ def ask(serve: object, **options: object) -> list[Answer]:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
         Exchange(loop, listener.getsockname()[1], "/x", answers.append, key="k", **options)
-        loop.wait(lambda: bool(answers), 5)
-        thread.join(5)
+        loop.wait(lambda: bool(answers), 30)
+        thread.join(30)
     return answers
 
 
@@ -74,7 +74,9 @@ def test_a_server_that_never_answers() -> None:
             connection.recv(9999)
             connection.recv(9999)
 
-    assert ask(serve, timeout=0.2)[0] == Answer(0, error="timeout", seconds=pytest.approx(0.2, abs=0.3))
+    answer = ask(serve, timeout=0.2)[0]
+    assert answer == Answer(0, error="timeout", seconds=answer.seconds)
+    assert 0.2 <= answer.seconds < 10
 
 
 def test_a_connection_that_is_cut() -> None:
@@ -94,5 +96,5 @@ def test_nobody_listens() -> None:
         port = listener.getsockname()[1]
     Exchange(loop, port, "/", answers.append, key="k")
     assert answers == []
-    assert loop.wait(lambda: bool(answers), 5)
+    assert loop.wait(lambda: bool(answers), 30)
     assert answers[0].refused
