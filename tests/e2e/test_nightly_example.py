@@ -66,6 +66,7 @@ def environment(project):
         "GITHUB_STEP_SUMMARY": str(project / "summary.md"),
         "GPUSERVE_SIM": "2xsm120",
         "GPUSERVE_LOCK_DIR": str(project / "locks"),
+        "GPUSERVE_STALL": "60",  # a start on a busy machine may be quiet for longer than the simulation's own 4 s
     }
 
 
