@@ -87,6 +87,9 @@ def materialise(
 def _make(
     folder: Path, config: dict[str, object], *, python: str, env: Mapping[str, str], weights: bool, timeout: float
 ) -> None:
+    # By one who was killed: gigabytes perhaps, and nobody's while the lock is ours. The names are mkdtemp's.
+    for left in folder.parent.glob(f".{folder.name}.????????"):
+        shutil.rmtree(left, ignore_errors=True)
     making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         vocabulary, context = config["vocab_size"], config["max_position_embeddings"]

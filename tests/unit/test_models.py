@@ -52,6 +52,15 @@ def test_the_folder_is_made_once_and_changes_with_the_config(tmp_path):
     assert make(tmp_path, ModelSpec(name="a", shape="llama-3", layers=2)) != one
 
 
+def test_what_a_killed_maker_left_is_removed_by_the_next(tmp_path):
+    folder = make(tmp_path, ModelSpec(name="a", shape="tiny-llama"))
+    folder.rename(tmp_path / f".{folder.name}.kill3d_9")
+    other = make(tmp_path, ModelSpec(name="a", shape="tiny-llama", layers=1))
+    other.rename(tmp_path / f".{other.name}.bu5y_now")
+    assert make(tmp_path, ModelSpec(name="a", shape="tiny-llama")) == folder
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {folder.name, f".{other.name}.bu5y_now"}
+
+
 def test_many_at_once_make_it_once(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         folders = set(pool.map(lambda _: make(tmp_path, ModelSpec(name="a", shape="tiny-llama")), range(8)))
