@@ -45,6 +45,7 @@ class LiveLine:
         self._reporter = reporter if usable and os.environ.get("TERM") != "dumb" else None
         self._shown = False
         self._done = threading.Event()
+        self._follower: threading.Thread | None = None
 
     def event(self, cell: str, event: dict[str, Any]) -> None:
         """One event of a supervisor."""
@@ -74,12 +75,17 @@ class LiveLine:
     def close(self) -> None:
         """No more lines."""
         self._done.set()
+        if self._follower is not None:
+            self._follower.join()  # it may be about to show one more
         self.clear()
 
     def follow(self, folder: Path) -> None:
         """Show what the workers say in their status files, until closed."""
         if self._reporter is not None:
-            threading.Thread(target=self._follow, args=(folder,), daemon=True, name="gpuserve-live-line").start()
+            self._follower = threading.Thread(
+                target=self._follow, args=(folder,), daemon=True, name="gpuserve-live-line"
+            )
+            self._follower.start()
 
     def _follow(self, folder: Path) -> None:
         while not self._done.wait(_PERIOD):

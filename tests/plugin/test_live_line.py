@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 import pty
 import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from pytest_gpuserve.plugin.live_line import describe
+from pytest_gpuserve.plugin import live_line
+from pytest_gpuserve.plugin.live_line import LiveLine, describe
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HANG = "- {when: {attention: flashinfer}, then: {hang: weights}}"
 
@@ -42,6 +50,34 @@ def test_it_tells_cell_phase_and_silence_and_goes_away(project) -> None:
 def test_workers_tell_theirs_through_the_runs_folder(project) -> None:
     seen = on_a_terminal(project, "-k", "flashinfer", "-n", "1")
     assert "\rgw0 sm120-m-attention.flashinfer: weights" in seen
+
+
+def test_a_line_that_was_on_its_way_at_the_end_is_taken_away_too(tmp_path, monkeypatch) -> None:
+    shown: list[str] = []
+    reporter = SimpleNamespace(
+        isatty=True,
+        ensure_newline=lambda: None,
+        rewrite=lambda text, erase: shown.append(text),
+        _tw=SimpleNamespace(fullwidth=80),
+    )
+    plugins = SimpleNamespace(get_plugin=lambda name: reporter)
+    line = LiveLine(SimpleNamespace(pluginmanager=plugins, option=SimpleNamespace(verbose=0)))
+    read, ended = threading.Event(), threading.Event()
+
+    def slowly(path: Path) -> str:
+        read.set()
+        assert ended.wait(60)
+        return "gw0 weights"
+
+    monkeypatch.setattr(live_line, "_read", slowly)
+    (tmp_path / "status-gw0.json").touch()
+    line.follow(tmp_path)
+    assert read.wait(60)
+    threading.Timer(0.2, ended.set).start()
+    line.close()
+    assert ended.wait(60)
+    time.sleep(0.2)
+    assert shown[-1:] == [""]
 
 
 def test_the_words() -> None:
