@@ -61,13 +61,14 @@ def simulate(tmp_path):
         blocks.append(block)
         words = ["--model-path", "tiny", "--host", "127.0.0.1", "--port", str(block.port), *flags]
         log = tmp_path / "server.log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "GPUSERVE_"))}
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pytest_gpuserve.sim.server", *words],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env=os.environ | {"GPUSERVE_SIM_BEHAVIOUR": str(script)},
+                env=environment | {"GPUSERVE_SIM_BEHAVIOUR": str(script)},
             )
         server = Simulated(process, log, f"http://127.0.0.1:{block.port}")
         started.append(server)
