@@ -72,10 +72,15 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     data = records[0] if len(records) == 1 else {"schema": SCHEMA, "kind": "preflight", "runs": list(records)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(data, file, ensure_ascii=False)
-        Path(file.name).chmod(0o644)
-        os.replace(file.name, path)  # noqa: PTH105 - the name is text
+        draft, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(draft, "w") as file:
+                json.dump(data, file, ensure_ascii=False)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file with -o") from error
 

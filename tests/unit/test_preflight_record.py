@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,14 @@ def test_records_are_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["one.json"]
     with pytest.raises(UsageError, match="name another file with -o"):
         write_records(target / "under-a-file.json", [record()])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="File too large"):
+            write_records(target, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(target.parent.iterdir()) == [target]
 
 
 def entry(match: str) -> KnownBad:
