@@ -6,6 +6,7 @@ own with mode 0777 (or a group's, 2770). Locks on NFS hang for ever or fail with
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -95,29 +96,32 @@ def _why(error: OSError) -> str:
 def make_shared(path: Path, *, attempts: int = 8) -> None:
     """Make the directory `path` 0777 in one step, whatever the umask: another user may look between mkdir and chmod.
 
-    Missing parents are made in the same way: he may want to make his own there. One that is there already is left as
-    it is. OSError if it cannot be made.
+    Missing parents come with it, 0755. One that is there already is left as it is. OSError if it cannot be made.
     """
     if path.is_dir():
         return
-    make_shared(path.parent)
-    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    top = path
+    while not top.parent.exists():
+        top = top.parent
+    draft = top.with_name(f".{top.name}.{os.urandom(8).hex()}")
+    made = [draft]
     try:
         draft.mkdir(mode=0o700)
-    except FileNotFoundError:
-        if attempts == 1:
-            raise
-        # The parent was empty still, and somebody else's took its place in this instant.
-        make_shared(path, attempts=attempts - 1)
-        return
-    try:
-        draft.chmod(0o777)
-        draft.rename(path)
+        for name in path.relative_to(top).parts:
+            made.append(made[-1] / name)
+            made[-1].mkdir(mode=0o700)
+        for folder in made:
+            folder.chmod(0o777 if folder is made[-1] else 0o755)
+        draft.rename(top)
     except OSError:
-        draft.rmdir()
-        if not path.is_dir():
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if attempts == 1 or not top.parent.is_dir() or (top.exists() and not top.is_dir()):
             raise
-        # Somebody else made it meanwhile (renaming onto a directory with files in it fails): theirs is as good.
+        # Somebody else made it meanwhile: renaming onto a directory with files in it fails, and one that is empty
+        # still can be replaced by another's.
+        make_shared(path, attempts=attempts - 1)
 
 
 def _refuse_network(path: Path) -> None:

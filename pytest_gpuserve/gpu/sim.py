@@ -93,8 +93,8 @@ def create(folder: Path, machine: str, *, processes: bool = True) -> SimProbe:
         with suppress(FileNotFoundError, PermissionError):  # still to be made, or another user's
             folder.chmod(0o777)
         names = [_uuid(folder, index) for index in range(count)]
-        for name in names:
-            make_shared(folder / "gpu" / name)
+        for shared in (folder, folder / "gpu", *(folder / "gpu" / name for name in names)):
+            make_shared(shared)
         write_json(folder / "machine.json", {"machine": f"{count}x{arch}", "processes": processes, "uuids": names})
     elif there.get("machine") != f"{count}x{arch}":
         message = f"{folder} holds another simulated machine ({there.get('machine')}): name a directory of its own"

@@ -126,6 +126,10 @@ def require_locks(plan: Plan) -> None:
     Asked before a run has a folder; the directory is made if it is missing. A run that leases nothing needs none.
     """
     if plan.settings.launches and plan.lock_dir is not None:
+        shared = _shared_machine() if plan.simulated else None
+        if shared is not None:
+            with contextlib.suppress(OSError):  # the locks are in it: `prepare` says what is wrong
+                lockdir.make_shared(shared)
         lockdir.prepare(plan.lock_dir)
 
 

@@ -104,9 +104,15 @@ def test_shared_simulated_machine_is_open_to_everybody_from_the_moment_it_is_the
         modes.update(stat.S_IMODE(one.stat().st_mode) for one in there)
 
     monkeypatch.setattr(os, "mkdir", make_and_look)
-    lockdir.prepare(tmp_path / "machine" / "locks")
     create(tmp_path / "machine", "2xsm120")
     assert modes == {0o777}
+
+
+def test_only_the_lock_directory_itself_may_be_written_to_by_everybody(tmp_path: Path) -> None:
+    made = lockdir.prepare(tmp_path / "srv" / "ci" / "locks")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent, made.parent.parent)]
+    assert modes == [0o777, 0o755, 0o755]
+    assert [path.name for path in tmp_path.iterdir()] == ["srv"]
 
 
 def test_shared_folder_is_made_although_its_parent_is_replaced_by_somebody_elses(
@@ -114,6 +120,7 @@ def test_shared_folder_is_made_although_its_parent_is_replaced_by_somebody_elses
 ) -> None:
     """An empty folder can be renamed onto an empty one, which is then no folder to make anything in."""
     mkdir, lost = os.mkdir, []
+    (tmp_path / "machine").mkdir()
 
     def lose_once(path: Path, *mode: int) -> None:
         if path.parent.name == "machine" and not lost:
@@ -126,6 +133,7 @@ def test_shared_folder_is_made_although_its_parent_is_replaced_by_somebody_elses
     monkeypatch.setattr(os, "mkdir", lose_once)
     lockdir.make_shared(tmp_path / "machine" / "locks")
     assert lost
+    assert stat.S_IMODE((tmp_path / "machine" / "locks").stat().st_mode) == 0o777
     assert [path.name for path in (tmp_path / "machine").iterdir()] == ["locks"]
 
 
