@@ -296,8 +296,11 @@ def test_a_wrong_behaviour_file_is_named(tmp_path):
 
 
 def test_start_and_stop_are_fast(launch, machine, terminate, record_property):
-    best = float("inf")
+    best = bare = float("inf")
     for _ in range(5):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import asyncio"], check=True)
+        bare = min(bare, time.monotonic() - began)
         began = time.monotonic()
         server = launch({}, machine=machine)
         while True:
@@ -311,6 +314,8 @@ def test_start_and_stop_are_fast(launch, machine, terminate, record_property):
         assert server.exit() == 0
         total = time.monotonic() - began
         best = min(best, total)
-        print(f"start {started:.3f} s, start and stop {total:.3f} s")
+        print(f"start {started:.3f} s, start and stop {total:.3f} s; an interpreter with asyncio {bare:.3f} s")
     record_property("start_and_stop_seconds", round(best, 3))
-    assert best < 0.8  # 0.2 s on two idle cores; the supervisor's share of the promised second is the rest
+    # 0.2 s on two idle cores; the supervisor's share of the promised second is the rest. Where an interpreter alone is
+    # slow, so may this be: it takes as long as three to seven of them.
+    assert best < max(0.8, 10 * bare)
