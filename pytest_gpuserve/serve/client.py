@@ -37,6 +37,7 @@ __all__ = ["Supervisor"]
 _SILENCE = 60.0
 _HELLO = 30.0
 _CLOSE = 180.0
+_KILLED = 10.0
 # Would reach the supervisor and do harm there: GitHub's runner kills what carries its mark as soon as the step ends,
 # and coverage starts itself in every interpreter that finds these.
 _NOT_FOR_IT = ("RUNNER_TRACKING_ID", "COV_CORE_SOURCE", "COV_CORE_CONFIG", "COV_CORE_DATAFILE")
@@ -223,8 +224,11 @@ class Supervisor:
                 self._process.wait(2.0 if self._commands.closed else 0.2)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
-        status = self._process.wait()
-        text = f"the supervisor (pid {self.pid}, exit {status}) is gone: {why}"
+        try:
+            text = f"the supervisor (pid {self.pid}, exit {self._process.wait(_KILLED)}) is gone: {why}"
+        except subprocess.TimeoutExpired:
+            # In a driver that does not answer, not even a signal ends a process.
+            text = f"the supervisor (pid {self.pid}) is gone: {why}, and not even SIGKILL ends it (D in `ps`?)"
         if self._server or self._lease_id:
             family = procs.Family(f"GPUSERVE_LEASE={self._lease_id}")
             tmpdir = self._server["tmpdir"] if self._server else ""

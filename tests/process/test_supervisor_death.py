@@ -118,6 +118,26 @@ def test_a_wedged_supervisor_is_killed(bench: Bench, monkeypatch: pytest.MonkeyP
     bench.assert_clean()
 
 
+def test_a_supervisor_that_not_even_sigkill_ends_holds_nobody_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, reaping: None
+) -> None:
+    """As one in a call into a driver that does not answer: its server is ended, and the run goes on."""
+    supervisor = bench.serving("scheduler")
+    monkeypatch.setattr("pytest_gpuserve.serve.client._SILENCE", 1.0)
+    monkeypatch.setattr("pytest_gpuserve.serve.client._KILLED", 0.2)
+    monkeypatch.setattr(supervisor._process, "send_signal", lambda number: None)
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    try:
+        answer = supervisor.stop()
+        assert answer["failure"]["kind"] == "infra"
+        assert f"pid {supervisor.pid}" in answer["failure"]["message"]
+        assert "not even SIGKILL ends it" in answer["failure"]["message"]
+    finally:
+        os.kill(supervisor.pid, signal.SIGKILL)
+        supervisor._process.wait()
+    bench.assert_clean()
+
+
 def test_both_die_and_reap_ends_what_is_left(bench: Bench, reaping: None) -> None:
     worker = bench.worker("escape", "scheduler")
     bench.hear(worker, "ready")
