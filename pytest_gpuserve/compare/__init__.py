@@ -60,8 +60,8 @@ def _sglang(record: dict[str, Any]) -> str:
 
 
 def _failing(paired: list[tuple[dict[str, Any] | None, dict[str, Any] | None]]) -> set[str]:
-    """The ids of cells that fail on both sides: only their checks are looked at one by one."""
-    both = [(old, new) for old, new in paired if old and new and old.get("failure") and new.get("failure")]
+    """The ids of cells in both records that failed in the first: only their checks are looked at one by one."""
+    both = [(old, new) for old, new in paired if old and new and old["outcome"] not in WORKS]
     return {cell["id"] for pair in both for cell in pair}
 
 

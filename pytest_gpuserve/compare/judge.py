@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.speed import compare_speeds, decides, undecided
 from pytest_gpuserve.compare.values import FINDINGS, Change, Measure, Row
+from pytest_gpuserve.model.failure import Kind
 from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.phase import STARTUP, Phase
 from pytest_gpuserve.report.describe import blame, one_line, why
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ Checks = dict[str, dict[str, str]]
 
 WORKS = frozenset({"passed", "xpassed"})
 _FAILS = frozenset({"failed", "changed", "xfailed"})
+# Whichever check comes first reports a failure of these, and any start that serves is free of it.
+_OF_THE_START = frozenset(map(str, (*STARTUP, Phase.READY)))
 
 
 def judge(a: Cell | None, b: Cell | None, checks_a: Checks, checks_b: Checks, refusal: str = "") -> Row:
@@ -39,6 +43,10 @@ def judge(a: Cell | None, b: Cell | None, checks_a: Checks, checks_b: Checks, re
             return _row(Change.BROKE, a, b, why(b), measures)
         return _speed_row(a, b, measures)
     if b["outcome"] in WORKS:
+        unasked = _unasked(a, b, checks_a.get(a["id"], {}), checks_b.get(b["id"], {}))
+        if unasked:
+            reason = f"no result of what failed before: {unasked} did not run now ({blame(a) or a['outcome']} before)"
+            return _row(Change.NOT_RUN, a, b, reason)
         return _row(Change.FIXED, a, b, f"was: {why(a)}", compare_speeds(a, b, refusal))
     difference = _difference(a, b) or _more_fails(checks_a.get(a["id"], {}), checks_b.get(b["id"], {}))
     measures = compare_speeds(a, b, refusal)
@@ -58,6 +66,16 @@ def _lost(a: Cell, b: Cell) -> Row | None:
         return _row(Change.NOT_RUN, a, b, reason, finding=a not in without)
     reason = f"nothing to compare with: {a['outcome']} before{_because(a)}"
     return _row(Change.NOT_RUN, a, b, reason, finding=b["outcome"] in ("failed", "changed"))
+
+
+def _unasked(a: Cell, b: Cell, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """The checks that failed before and did not run now: without them, that the cell passed says nothing."""
+    failure = a.get("failure") or {}
+    everywhere = failure.get("phase") in _OF_THE_START or failure.get("kind") == Kind.LEAK
+    # A record from elsewhere may know no checks.
+    if not after or (everywhere and b.get("server_starts")):
+        return ""
+    return ", ".join(name for name, outcome in before.items() if outcome in _FAILS and after.get(name) not in WORKS)
 
 
 def _because(cell: Cell) -> str:

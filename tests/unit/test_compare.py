@@ -138,6 +138,30 @@ def test_a_check_that_fails_beside_the_old_failure_is_a_change() -> None:
     assert changes(before(bad, checks=checks("blocked")), run(bad, checks=checks("failed"))) == ["STILL-BAD"]
 
 
+def test_nothing_is_fixed_by_a_run_that_left_out_the_check_that_failed() -> None:
+    """As with `-k ready`, or with --gpu-floors off after a cell that was too slow."""
+
+    def checks(**outcomes: str) -> list[dict]:
+        return [{"cell": "sm120-m-triton", "name": name, "outcome": outcome} for name, outcome in outcomes.items()]
+
+    wrong = Failure.of(Kind.WRONG_OUTPUT, Phase.SERVING, "garbage").to_json()
+    first = before(cell("xfailed", wrong, known_bad={"id": "KB-1"}), checks=checks(ready="passed", output="xfailed"))
+    (row,) = compare(first, run(cell(), checks=checks(ready="passed"))).rows
+    assert (str(row.change), row.finding) == ("NOT-RUN", True)
+    assert "output did not run now (wrong-output in serving before)" in row.reason
+    assert changes(first, run(cell(), checks=checks(ready="passed", output="skipped"))) == ["NOT-RUN"]
+    assert changes(first, run(cell("xpassed"), checks=checks(ready="passed", output="passed"))) == ["FIXED"]
+
+
+@pytest.mark.parametrize("failure", [CRASH, Failure.of(Kind.LEAK, Phase.STOPPED, "40 GiB in use").to_json()])
+def test_a_start_that_serves_fixes_what_any_check_would_have_reported(failure: dict) -> None:
+    """A start's failure is told by the cell's first check, a leak by its last: whichever these are in a run."""
+    first = before(cell("failed", failure), checks=[{"cell": "sm120-m-triton", "name": "one", "outcome": "failed"}])
+    other = [{"cell": "sm120-m-triton", "name": "other", "outcome": "passed"}]
+    assert changes(first, run(cell(), checks=other)) == ["FIXED"]
+    assert changes(first, run(cell(server_starts=0), checks=other)) == ["NOT-RUN"]
+
+
 def test_a_cell_that_passed_until_the_run_was_cut_off_is_not_the_same() -> None:
     cut = [{"cell": "sm120-m-triton", "name": "throughput", "outcome": "not-run"}]
     (row,) = compare(before(cell()), run(cell(), checks=cut, complete=False)).rows
