@@ -392,7 +392,7 @@ class Manager:
             return None
         leak = self.end(state.cell)
         if leak is not None:
-            state.record.failure = leak
-            state.record.outcome = Outcome.FAILED
+            found = verdict.of_failure(leak, state.entries)
+            state.record.failure, state.record.outcome, state.record.reason = leak, found.outcome, found.reason
         state.record.notes.append("the session ended before the cell did")
         return self.finish(state.cell)

@@ -154,6 +154,26 @@ def test_a_signal_while_a_server_starts_leaves_nothing(project, number: signal.S
     clean(project)
 
 
+def test_a_supervisor_that_is_gone_when_a_run_is_interrupted_is_not_the_cells_fault(project) -> None:
+    """As in a worker that outlives its killed controller: the supervisor has ended before the worker asks it to."""
+    project.file(
+        "test_mine.py",
+        """
+        import psutil
+        def test_it(sglang_server):
+            psutil.Process(sglang_server.pid).parent().kill()
+            raise KeyboardInterrupt
+        """,
+    )
+    result = project.run("test_mine.py", "-k", "baseline")
+    assert result.code == 2
+    assert result.outcomes == {"baseline": "infra"}
+    cell = result.cells["baseline"]
+    assert cell["failure"]["kind"] == "infra"
+    assert "the supervisor" in cell["reason"]
+    clean(project)
+
+
 def test_a_dead_worker_is_infra_and_its_cell_is_not_run_again(project) -> None:
     project.file(
         "test_mine.py",
