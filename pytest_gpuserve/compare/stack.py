@@ -12,7 +12,7 @@ from pytest_gpuserve.report.describe import IMPORTANT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["moved", "speed_refusal", "warnings"]
+__all__ = ["asked", "moved", "speed_refusal", "warnings"]
 
 Record = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
         (new["id"], text)
         for old, new in both
         if (text := _differences(old.get("flags") or {}, new.get("flags") or {}, "--"))
-        or (text := _differences(_asked(old), _asked(new), ""))
+        or (text := _differences(asked(old), asked(new), ""))
     ]
     if not other:
         return []
@@ -110,7 +110,7 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
     return [f"{launched} under the same name, as {cell}: {text}"]
 
 
-def _asked(cell: Record) -> dict[str, Any]:
+def asked(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Its environment, without what this tool sets to say where it runs: the free GPUs of that night."""
     return {name: value for name, value in (cell.get("env") or {}).items() if name not in _PLACE}
 

@@ -294,6 +294,17 @@ def test_what_broke_gets_an_entry_that_only_lacks_its_issue(tmp_path: Path) -> N
     assert not first.when.matches(facts | {"flag.attention-backend": "triton"})
 
 
+def test_a_new_entry_does_not_name_the_gpu_that_was_free() -> None:
+    """A record's environment holds what this tool set for the start too; no cell of a matrix has that."""
+    first, second = ({"CUDA_VISIBLE_DEVICES": gpu, "TMPDIR": "***", "NCCL_ALGO": "Ring"} for gpu in "01")
+    good = [cell(level, "passed", env=first) for level in ("triton", "fa3")]
+    bad = [cell("fa3", "failed", env=second), cell("fa4", "failed", env=second | {"NCCL_ALGO": "Tree"})]
+    text = patched(run(*good, cell("fa4", "passed")), run(good[0], *bad)).text
+    assert "when: {arch: sm120, model: m, flag.attention-backend: fa3}" in text
+    assert "NCCL_ALGO: Tree" in text
+    assert "CUDA_VISIBLE_DEVICES" not in text
+
+
 def test_a_cell_of_levels_without_flags_is_named_by_them() -> None:
     off = cell("triton", "failed") | {"axes": {"attention": "triton", "graphs": "off"}, "id": "off"}
     base = {"baseline": {"attention": "triton", "graphs": "on"}}
