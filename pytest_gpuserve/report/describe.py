@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_gpuserve.model.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "COLUMNS",
@@ -24,7 +24,9 @@ __all__ = [
     "bounded",
     "by_severity",
     "counts",
+    "few",
     "matrix_names",
+    "narrowings",
     "one_line",
     "retirements",
     "row_of",
@@ -178,38 +180,54 @@ def _bound(part: str) -> Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retirement:
-    """A known-bad entry whose cells all pass now. `edit` is the one line that retires it."""
+    """A known-bad entry that passes in `cells`. `edit` is the one line that retires it, unless some `still` fail."""
 
     id: str
     file: str
     line: int
     cells: tuple[str, ...]
+    still: tuple[str, ...]
     strict: bool
     confirmed: bool
     edit: str
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three, and how many more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def retirements(run: Mapping[str, Any]) -> list[Retirement]:
     """The entries to retire: at least one cell of theirs xpassed and none still fails. In the files' order."""
+    return [entry for entry in _passing(run) if not entry.still]
+
+
+def narrowings(run: Mapping[str, Any]) -> list[Retirement]:
+    """The confirmed entries that pass in some of their cells and still fail in others: they say too much."""
+    return [entry for entry in _passing(run) if entry.still and entry.confirmed]
+
+
+def _passing(run: Mapping[str, Any]) -> list[Retirement]:
     passing: dict[str, list[Cell]] = {}
-    failing: set[str] = set()
+    failing: dict[str, list[str]] = {}
     for cell in run["cells"]:
         known = cell.get("known_bad")
         if known and cell["outcome"] == Outcome.XPASSED:
             passing.setdefault(known["id"], []).append(cell)
         elif known and cell.get("failure"):
-            failing.add(known["id"])
-    found = [_retirement(cells, run) for entry, cells in passing.items() if entry not in failing]
+            failing.setdefault(known["id"], []).append(cell["id"])
+    found = [_retirement(cells, failing.get(entry, ()), run) for entry, cells in passing.items()]
     return sorted(found, key=lambda entry: (entry.file, entry.line, entry.id))
 
 
-def _retirement(cells: list[Cell], run: Mapping[str, Any]) -> Retirement:
+def _retirement(cells: list[Cell], still: Sequence[str], run: Mapping[str, Any]) -> Retirement:
     known = cells[0]["known_bad"]
     return Retirement(
         id=known["id"],
         file=str(known.get("file") or ""),
         line=int(known.get("line") or 1),
         cells=tuple(cell["id"] for cell in cells),
+        still=tuple(still),
         strict=bool(known.get("strict")),
         confirmed=bool(known.get("confirmed", True)),
         edit=_edit(known, versions_of(run)),

@@ -12,7 +12,9 @@ from pytest_gpuserve.report.describe import (
     blame,
     by_severity,
     counts,
+    few,
     matrix_names,
+    narrowings,
     one_line,
     retirements,
     row_of,
@@ -93,12 +95,17 @@ def _news(run: Mapping[str, Any]) -> list[str]:
             (
                 entry.id,
                 f"{entry.file}:{entry.line}",
-                ", ".join(entry.cells[:3]) + (f" and {len(entry.cells) - 3} more" if len(entry.cells) > 3 else ""),
+                few(entry.cells),
                 entry.edit if entry.confirmed else "only reported, never confirmed",
             )
             for entry in entries
         )
         lines += [*rows(("entry", "where", "passes in", "edit"), values), ""]
+    narrow = narrowings(run)
+    if narrow:
+        lines += ["## Known-bad entries to narrow", ""]
+        values = ((entry.id, f"{entry.file}:{entry.line}", few(entry.cells), few(entry.still)) for entry in narrow)
+        lines += [*rows(("entry", "where", "passes in", "still fails in"), values), ""]
     return lines
 
 

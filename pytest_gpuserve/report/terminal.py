@@ -11,6 +11,8 @@ from pytest_gpuserve.report.describe import (
     MARKUP,
     by_severity,
     counts,
+    few,
+    narrowings,
     retirements,
     row_of,
     versions_of,
@@ -81,7 +83,7 @@ def table(run: Mapping[str, Any], width: int) -> list[Line]:
 
 
 def next_steps(run: Mapping[str, Any]) -> list[Line]:
-    """What a person can do now: the edit that retires each entry whose bug is gone."""
+    """What a person can do now: the edit that retires each entry whose bug is gone, and which entries say too much."""
     lines: list[Line] = []
     told = "SIMULATED: " if run["simulated"] else ""
     for entry in retirements(run):
@@ -90,6 +92,9 @@ def next_steps(run: Mapping[str, Any]) -> list[Line]:
             lines.append((f"{passes}; retire it: {entry.edit}", {"yellow": True}))
         else:
             lines.append((f"{passes}; it was only reported, never confirmed", {}))
+    for entry in narrowings(run):
+        text = f"{entry.id} passes in {few(entry.cells)} and still fails in {few(entry.still)}: narrow its 'when'"
+        lines.append((f"{told}{entry.file}:{entry.line}: {text}", {"yellow": True}))
     return lines
 
 

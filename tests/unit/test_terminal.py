@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_gpuserve.report import markdown
 from pytest_gpuserve.report.describe import bounded, one_line, retirements
 from pytest_gpuserve.report.store import read_run
-from pytest_gpuserve.report.terminal import summary, table
+from pytest_gpuserve.report.terminal import next_steps, summary, table
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = read_run(GOLDEN / "run_after.json")
@@ -61,6 +62,9 @@ def test_an_entry_that_still_fails_somewhere_is_not_retired() -> None:
     assert [(entry.id, entry.line) for entry in retirements(run)] == [("KB-0007", 5)]
     run["cells"][6]["known_bad"] = run["cells"][2]["known_bad"]
     assert retirements(run) == []
+    passes, fails = run["cells"][2]["id"], run["cells"][6]["id"]
+    assert f"KB-0007 passes in {passes} and still fails in {fails}: narrow its 'when'" in next_steps(run)[-1][0]
+    assert f"| {markdown.escape(passes)} | {markdown.escape(fails)} |" in markdown.summary(run)
 
 
 @pytest.mark.parametrize(
