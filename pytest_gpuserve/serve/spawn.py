@@ -50,8 +50,9 @@ _DROPPED = re.compile(
 # Always the supervisor's business, so not worth a report when they are replaced.
 _SILENT = re.compile(r"GPUSERVE_.*|CUDA_VISIBLE_DEVICES|PYTEST_.*|PYTHON(UNBUFFERED|DONTWRITEBYTECODE|SAFEPATH)")
 _RECORDED = re.compile(
-    r"(NCCL|TORCH|TORCHINDUCTOR|TRITON|SGLANG|SGL|CUDA|FLASHINFER|TVM_FFI|OMP|MKL|DG_JIT)_.*"
-    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|TMPDIR|SPT_NOENV"
+    r"(NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|SGLANG|SGL|CUDA|CUBLAS|CUDNN|NVSHMEM|FLASHINFER|TVM_FFI|OMP|MKL|DG_JIT"
+    r"|HF)_.*"
+    r"|TRANSFORMERS_OFFLINE|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|TMPDIR|SPT_NOENV"
 )
 _SECRET = re.compile(r"(^|[-_])(token|secret|passw(or)?d|credentials?|auth|key)$|api[-_]?key", re.IGNORECASE)
 
@@ -158,7 +159,7 @@ def visible(gpus: Sequence[Gpu]) -> str:
 
 def recorded(env: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:
     """What of the environment a record may show: the names that change how SGLang runs, and never a secret."""
-    shown = {name for name in env if _RECORDED.fullmatch(name)} | set(spec.env)
+    shown = {name for name in env if _RECORDED.fullmatch(name)} | set(spec.env) | set(spec.pass_env)
     return {name: env[name] for name in sorted(shown) if not is_secret(name) and not name.startswith("GPUSERVE_")}
 
 

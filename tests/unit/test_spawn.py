@@ -81,10 +81,13 @@ def test_indices_for_gpus_and_uuids_for_mig() -> None:
 
 
 def test_records_show_what_matters_and_no_secret() -> None:
-    spec = replace(SPEC, env={"MY_SWITCH": "on", "MY_API_KEY": "k"}, pass_env={"HF_TOKEN": "t", "NCCL_ALGO": "Tree"})
-    env, _ = env_of(spec)
+    passed = {"HF_TOKEN": "t", "NCCL_ALGO": "Tree", "MY_SITE": "x"}
+    spec = replace(SPEC, env={"MY_SWITCH": "on", "MY_API_KEY": "k"}, pass_env=passed)
+    env, _ = env_of(spec, CALLER | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     shown = recorded(env, spec)
     assert shown["NCCL_ALGO"] == "Tree"
+    assert shown["MY_SITE"] == "x", "asked for with --gpu-server-env"
+    assert (shown["HF_HOME"], shown["PYTORCH_CUDA_ALLOC_CONF"]) == ("/hf", "expandable_segments:True")
     assert shown["MY_SWITCH"] == "on"
     assert shown["CUDA_VISIBLE_DEVICES"] == "3"
     assert not {"HF_TOKEN", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY", "GPUSERVE_LEASE", "HOME"} & shown.keys()
