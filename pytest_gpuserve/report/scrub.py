@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["HIDDEN", "is_recorded", "scrub_argv", "scrub_cell", "scrub_env", "scrub_text", "scrub_values"]
+__all__ = ["HIDDEN", "is_recorded", "scrub_argv", "scrub_cell", "scrub_env", "scrub_event", "scrub_text", "scrub_values"]
 
 HIDDEN = "***"
 _ALLOWED = re.compile(
@@ -106,3 +106,12 @@ def scrub_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     if cell.get("argv"):
         clean["argv"] = scrub_argv(cell["argv"])
     return clean
+
+
+def scrub_event(event: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an event as `events.jsonl` may hold them: cells of a run, a cell, or a check."""
+    if event == "cell":
+        return scrub_cell(fields)
+    cells = fields.get("planned")
+    clean = {name: value if name == "planned" else scrub_values(value) for name, value in fields.items()}
+    return clean if cells is None else clean | {"planned": [scrub_cell(cell) for cell in cells]}

@@ -22,7 +22,7 @@ from pytest_gpuserve.errors import MachineError, UsageError
 from pytest_gpuserve.model.outcome import Outcome, worst
 from pytest_gpuserve.model.record import SCHEMA, CellRecord, CheckRecord
 from pytest_gpuserve.report.folder import EVENTS, LATEST, new_run_folder
-from pytest_gpuserve.report.scrub import scrub_argv, scrub_cell, scrub_values
+from pytest_gpuserve.report.scrub import scrub_argv, scrub_cell, scrub_event, scrub_values
 from pytest_gpuserve.report.shape import run_problem
 from pytest_gpuserve.report.upgrade import upgrade
 
@@ -131,8 +131,8 @@ class Events:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Appends one event with the time it was written; values as for `write_json_atomic`."""
-        line = _dumps({"t": _now(), "event": event} | fields).encode("utf-8", "backslashreplace") + b"\n"
+        """Appends one event with the time it was written, secrets scrubbed; values as for `write_json_atomic`."""
+        line = _dumps({"t": _now(), "event": event} | scrub_event(event, fields)).encode("utf-8", "backslashreplace") + b"\n"
         if self._torn:
             line = b"\n" + line
         try:

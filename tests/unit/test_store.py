@@ -414,6 +414,12 @@ def test_no_secret_of_a_cell_reaches_a_file(tmp_path: Path) -> None:
     checks = [CheckRecord(name="ready", cell=record.id, outcome=Outcome.FAILED, failure=failure)]
     top = header(command=["pytest", "--gpu-server-env", "X_TOKEN=TOPSECRET"])
     write_json_atomic(tmp_path / "run.json", run_record(top, cells=[record], checks=checks))
+    events = Events(tmp_path)
+    events.write("run", **top, planned=[record.to_json()])
+    events.write("check", **checks[0].to_json())
+    events.write("cell", **record.to_json())
+    events.close()
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["run", "check", "cell"]
     for path in tmp_path.iterdir():
         assert "TOPSECRET" not in path.read_text()
     once = scrub_cell(record.to_json())
