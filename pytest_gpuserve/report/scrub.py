@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["HIDDEN", "is_recorded", "scrub_argv", "scrub_cell", "scrub_env", "scrub_event", "scrub_text", "scrub_values"]
+__all__ = [
+    "HIDDEN",
+    "is_recorded",
+    "scrub_argv",
+    "scrub_cell",
+    "scrub_env",
+    "scrub_event",
+    "scrub_text",
+    "scrub_values",
+]
 
 HIDDEN = "***"
 _ALLOWED = re.compile(

@@ -132,7 +132,8 @@ class Events:
 
     def write(self, event: str, **fields: Any) -> None:
         """Appends one event with the time it was written, secrets scrubbed; values as for `write_json_atomic`."""
-        line = _dumps({"t": _now(), "event": event} | scrub_event(event, fields)).encode("utf-8", "backslashreplace") + b"\n"
+        text = _dumps({"t": _now(), "event": event} | scrub_event(event, fields))
+        line = text.encode("utf-8", "backslashreplace") + b"\n"
         if self._torn:
             line = b"\n" + line
         try:
