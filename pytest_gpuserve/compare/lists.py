@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.patch import make_patch
 from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.matrix.find import known_bad_paths
+from pytest_gpuserve.matrix.known_bad import read_known_bad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +48,9 @@ def patch_of(comparison: Comparison, after: dict[str, Any], project: Path, known
     # Only the list that nobody named may be missing: then the patch makes it.
     for path in [*(known_bad or [_default(project, root)]), *_named(after, root)]:
         files.setdefault(path.absolute().relative_to(root).as_posix(), _text(path))
-    return make_patch(comparison, after, files, next(iter(files)))
+    # All of these are read together, and an id that is there twice refuses the next run.
+    beside = [entry.id for entry, _ in read_known_bad(known_bad_paths(project))[0]]
+    return make_patch(comparison, after, files, next(iter(files)), beside)
 
 
 def _default(project: Path, root: Path) -> Path:

@@ -51,14 +51,21 @@ class Patch:
     edits: tuple[Edit, ...]
 
 
-def make_patch(comparison: Comparison, after: Mapping[str, Any], files: Mapping[str, str | None], target: str) -> Patch:
+def make_patch(
+    comparison: Comparison,
+    after: Mapping[str, Any],
+    files: Mapping[str, str | None],
+    target: str,
+    taken: Iterable[str] = (),
+) -> Patch:
     """What follows from `comparison`, whose second record is `after`.
 
     `files` maps the lists' paths, relative to the root of the repository with `/`, to their text (None: no such
-    file); `target` is the one that new entries go to. Pure: dates come from the record.
+    file); `target` is the one that new entries go to. No new entry gets an id that is `taken` by a list that is read
+    beside them. Pure: dates come from the record.
     """
     documents = {name: KnownBadText(text, name) for name, text in files.items() if text is not None}
-    edits = [*_retire(comparison, documents), *_add(comparison, after, documents, target)]
+    edits = [*_retire(comparison, documents), *_add(comparison, after, documents, target, taken)]
     diffs = [unified(name, files.get(name), document.text) for name, document in documents.items()]
     return Patch("".join(diffs), tuple(edits))
 
@@ -144,7 +151,11 @@ def _is_version(text: str) -> bool:
 
 
 def _add(
-    comparison: Comparison, after: Mapping[str, Any], documents: dict[str, KnownBadText], target: str
+    comparison: Comparison,
+    after: Mapping[str, Any],
+    documents: dict[str, KnownBadText],
+    target: str,
+    taken: Iterable[str],
 ) -> Iterable[Edit]:
     broken = [
         row
@@ -154,6 +165,7 @@ def _add(
         and row.b["outcome"] in (Outcome.FAILED, Outcome.CHANGED)
     ]
     used = [number for document in documents.values() for number in map(_number, document.ids)]
+    used += map(_number, taken)
     used += [_number(_entry(cell)) for row in comparison.rows for cell in (row.a, row.b)]
     first = max(used, default=0) + 1
     new = new_entries(broken, after, comparison.moved)

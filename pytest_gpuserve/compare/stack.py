@@ -101,13 +101,18 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
         (new["id"], text)
         for old, new in both
         if (text := _differences(old.get("flags") or {}, new.get("flags") or {}, "--"))
-        or (text := _differences(asked(old), asked(new), ""))
+        or (_launched(old) and _launched(new) and (text := _differences(asked(old), asked(new), "")))
     ]
     if not other:
         return []
     cell, text = other[0]
     launched = f"{number(len(other), 'cell was', 'cells were')} launched with other flags than before"
     return [f"{launched} under the same name, as {cell}: {text}"]
+
+
+def _launched(cell: Mapping[str, Any]) -> bool:
+    """A cell that no server was started for has no environment in its record: nothing to compare with."""
+    return bool(cell.get("env")) or cell.get("server_starts") != 0
 
 
 def asked(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpuserve.compare.cli import compare_main
+from pytest_gpuserve.matrix.find import known_bad_paths
+from pytest_gpuserve.matrix.known_bad import ISSUE_PLACEHOLDER, load_known_bad
 from pytest_gpuserve.report.store import Events, new_run_folder, write_json_atomic
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,7 +44,7 @@ def test_the_patch_it_writes_is_one_that_git_applies_from_the_root(
     assert patch in shown
     assert patch.startswith("diff --git a/project/matrices/known_bad.yaml b/project/matrices/known_bad.yaml\n")
     subprocess.run(["git", "apply", "project/bump.patch"], cwd=repository, check=True)
-    assert "KB-0015" in Path("matrices/known_bad.yaml").read_text()
+    assert ISSUE_PLACEHOLDER in Path("matrices/known_bad.yaml").read_text()
     assert compare_main([BEFORE, AFTER, "--patch", "-"]) == 1
     assert capsys.readouterr().out.startswith("diff --git ")
 
@@ -58,7 +60,18 @@ def test_a_list_that_the_record_names_is_patched_too(repository: Path, capsys: p
     assert "KB-0007 bounded in project/mine.yaml" in capsys.readouterr().out
     subprocess.run(["git", "apply", "project/bump.patch"], cwd=repository, check=True)
     assert "<0.5.23" in Path("mine.yaml").read_text()
-    assert "KB-0013" in Path("matrices/known_bad.yaml").read_text(), "new entries go to the project's list"
+    assert ISSUE_PLACEHOLDER in Path("matrices/known_bad.yaml").read_text(), "new entries go to the project's list"
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_new_entry_has_an_id_that_no_list_read_beside_it_has() -> None:
+    Path("matrices/known_bad.yaml").unlink()
+    assert compare_main([BEFORE, AFTER, "--patch", "bump.patch"]) == 1
+    subprocess.run(["git", "apply", "project/bump.patch"], cwd=Path.cwd().parent, check=True)
+    path = Path("matrices/known_bad.yaml")
+    path.write_text(path.read_text().replace(ISSUE_PLACEHOLDER, "https://github.com/sgl-project/sglang/issues/1"))
+    shipped, mine = known_bad_paths(Path.cwd())
+    assert len(load_known_bad([shipped, mine])) > len(load_known_bad([shipped]))
 
 
 def test_formats_and_output(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
