@@ -327,9 +327,12 @@ def _broken(error: LoadFailed) -> bool:
 def _conclusion(loads: Sequence[Measured]) -> Finding:
     """Below a floor: `slow`. Else what could not be judged is said, never passed over; disturbed figures too."""
     verdicts = [verdict for measured in loads for verdict in measured.verdicts]
-    missed = [one.text for one in verdicts if one.verdict == "below-floor"]
+    missed = [one for one in verdicts if one.verdict == "below-floor"]
     if missed:
-        return Finding(failure=Failure.of(Kind.SLOW, Phase.SERVING, "\n".join(missed)))
+        # What is slow, and not by how many floors, of which line, against which start: that differs from run to run.
+        what = ", ".join(dict.fromkeys(f"{one.bound.load}: {one.bound.metric}" for one in missed))
+        text = "\n".join(one.text for one in missed)
+        return Finding(failure=Failure.of(Kind.SLOW, Phase.SERVING, text, line=f"{what} below its floor", text=text))
     open_ = [f"{one.verdict}: {one.text}" for one in verdicts if one.verdict in ("invalid", "inconclusive")]
     open_ += [
         f"invalid: load {measured.profile.name}: {measured.invalid}"

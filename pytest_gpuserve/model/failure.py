@@ -41,6 +41,9 @@ _NORMALISE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\s+"), " "),
 )
 
+# `'...'` and `"..."` as repr writes them; an apostrophe within a word begins none.
+_QUOTED = re.compile(r"""(?<![^\s(])(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+
 
 def normalise(line: str) -> str:
     """`line` with addresses, numbers, pids, paths and timestamps replaced, so that two runs of one bug are equal."""
@@ -75,12 +78,16 @@ class Failure:
 
     @classmethod
     def of(cls, kind: Kind, phase: Phase, message: str, *, line: str = "", text: str = "", **rest: Any) -> Failure:
-        """A failure whose signature comes from `line`, or from the message where there is no log line."""
+        """A failure whose signature comes from `line`, or from the message where there is no log line.
+
+        Of a wrong output's message what it quotes is left out: garbage is another one each time.
+        """
+        told = _QUOTED.sub("…", message) if kind is Kind.WRONG_OUTPUT else message
         return cls(
             kind=kind,
             phase=phase,
             message=message,
-            signature=signature_of(line or message),
+            signature=signature_of(line or told),
             text=text or line or message,
             **rest,
         )
