@@ -111,8 +111,8 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
 
 
 def _launched(cell: Mapping[str, Any]) -> bool:
-    """A cell that no server was started for has no environment in its record: nothing to compare with."""
-    return bool(cell.get("env")) or cell.get("server_starts") != 0
+    """The record of a cell that no server was started for has not what this tool sets for a start."""
+    return bool(cell.get("server_starts") != 0)
 
 
 def asked(cell: Mapping[str, Any]) -> dict[str, Any]:

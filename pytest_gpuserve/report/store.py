@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import MachineError, UsageError
-from pytest_gpuserve.model.outcome import Outcome, worst
+from pytest_gpuserve.model.outcome import RED, Outcome, worst
 from pytest_gpuserve.model.record import SCHEMA, CellRecord, CheckRecord
 from pytest_gpuserve.report.folder import EVENTS, LATEST, new_run_folder
 from pytest_gpuserve.report.scrub import scrub_argv, scrub_cell, scrub_event, scrub_values
@@ -279,21 +279,32 @@ def _rebuild(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder}: the run was ended before it planned a cell; there is nothing to read.")
     upgraded = upgrade(header | {"cells": header.get("planned", [])}, str(folder / EVENTS))
     checks = [_without_event(event) for event in events if event["event"] == "check"]
-    seen: dict[str, list[Outcome]] = {}
+    seen: dict[str, list[Mapping[str, Any]]] = {}
     for check in checks:
-        seen.setdefault(check["cell"], []).append(Outcome(check["outcome"]))
+        seen.setdefault(check["cell"], []).append(check)
     cells = []
     for planned in upgraded.pop("cells"):
         written = read_cell(cell_folder(folder, planned["id"]))
         cell = written.to_json() if written else dict(planned)
         if cell["outcome"] == Outcome.NOT_RUN:
-            reached = seen.get(planned["id"], [])
-            cell["outcome"] = str(worst(reached))
-            cell["reason"] = f"the run was killed {'during it: only some checks ended' if reached else 'before it'}"
+            cell |= _begun(seen.get(planned["id"], []))
         cells.append(cell)
     last = datetime.fromisoformat(events[-1]["t"])
     top = {name: value for name, value in _without_event(upgraded).items() if name != "planned"}
     return run_record(top, cells=cells, checks=checks, finished=last, complete=False)
+
+
+def _begun(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a cell that a kill cut short: a failure that was seen, else none, however many checks passed."""
+    if not checks:
+        return {"reason": "the run was killed before it"}
+    told = "the run was killed during it"
+    bad = [one for one in checks if Outcome(one["outcome"]) in RED | {Outcome.XFAILED}]
+    if not bad:
+        return {"reason": f"{told}: only {', '.join(one['name'] for one in checks)} had ended"}
+    outcome = worst(Outcome(one["outcome"]) for one in bad)
+    failure = next((one["failure"] for one in bad if one["outcome"] == outcome), None)
+    return {"outcome": str(outcome), "failure": failure, "reason": f"{told}: only some checks ended"}
 
 
 def _without_event(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,12 +262,17 @@ def test_run_json_has_the_documented_fields_in_order(tmp_path: Path) -> None:
 def test_a_killed_run_is_read_from_what_it_left(tmp_path: Path) -> None:
     folder = new_run_folder(tmp_path, NOON)
     events = Events(folder)
-    planned = [cell(name, Outcome.NOT_RUN) for name in ("done", "begun", "never")]
+    planned = [cell(name, Outcome.NOT_RUN) for name in ("done", "begun", "half", "never")]
     events.write("run", **header(), planned=[one.to_json() for one in planned])
     for check in ("ready", "answers"):
         events.write("check", **CheckRecord(name=check, cell="sm120-m-done", outcome=Outcome.PASSED).to_json())
     write_cell(cell_folder(folder, "sm120-m-done"), cell("done", server_starts=1))
-    events.write("check", **CheckRecord(name="ready", cell="sm120-m-begun", outcome=Outcome.FAILED).to_json())
+    hang = Failure.of(Kind.HANG, Phase.WARMUP, "the server hangs")
+    events.write(
+        "check", **CheckRecord(name="ready", cell="sm120-m-begun", outcome=Outcome.FAILED, failure=hang).to_json()
+    )
+    for check in ("ready", "answers"):
+        events.write("check", **CheckRecord(name=check, cell="sm120-m-half", outcome=Outcome.PASSED).to_json())
     events.close()
     record = read_run(tmp_path)
     assert record == read_run(folder)
@@ -275,10 +280,13 @@ def test_a_killed_run_is_read_from_what_it_left(tmp_path: Path) -> None:
     assert [(one["id"], one["outcome"]) for one in record["cells"]] == [
         ("sm120-m-done", "passed"),
         ("sm120-m-begun", "failed"),
+        ("sm120-m-half", "not-run"),
         ("sm120-m-never", "not-run"),
     ]
-    assert record["cells"][2]["reason"] == "the run was killed before it"
-    assert (len(record["checks"]), record["server_starts"]) == (3, 1)
+    assert record["cells"][1]["failure"] == hang.to_json()
+    assert record["cells"][2]["reason"] == "the run was killed during it: only ready, answers had ended"
+    assert record["cells"][3]["reason"] == "the run was killed before it"
+    assert (len(record["checks"]), record["server_starts"]) == (5, 1)
     assert {"t", "event", "planned"}.isdisjoint(record)
 
 
