@@ -9,6 +9,7 @@ from pytest_gpuserve.compare.values import FINDINGS, Change, Measure, Row
 from pytest_gpuserve.model.failure import Kind
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.phase import STARTUP, Phase
+from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import blame, one_line, why
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ Checks = dict[str, dict[str, str]]
 
 WORKS = frozenset({"passed", "xpassed"})
 _FAILS = frozenset({"failed", "changed", "xfailed"})
+_TOLD = 3
 # Whichever check comes first reports a failure of these, and any start that serves is free of it.
 _OF_THE_START = frozenset(map(str, (*STARTUP, Phase.READY)))
 
@@ -40,7 +42,7 @@ def judge(a: Cell | None, b: Cell | None, checks_a: Checks, checks_b: Checks, re
     if a["outcome"] in WORKS:
         measures = compare_speeds(a, b, refusal)
         if b["outcome"] in _FAILS:
-            return _row(Change.BROKE, a, b, why(b), measures)
+            return _row(Change.BROKE, a, b, "; ".join((why(b), *_few(_fallen(b, measures)))), measures)
         return _speed_row(a, b, measures)
     if b["outcome"] in WORKS:
         unasked = _unasked(a, b, checks_a.get(a["id"], {}), checks_b.get(b["id"], {}))
@@ -109,11 +111,25 @@ def _speed_row(a: Cell, b: Cell, measures: tuple[Measure, ...]) -> Row:
     for verdict, change in (("slower", Change.SLOWER), ("faster", Change.FASTER)):
         told = [str(measure) for measure in deciding if measure.verdict == verdict]
         if told:
-            return _row(change, a, b, "; ".join(told), measures)
+            return _row(change, a, b, "; ".join(_few(told)), measures)
     notes = dict.fromkeys(measure.note for measure in deciding if measure.verdict == "not-comparable")
     reasons = [f"speed not compared: {note}" for note in notes]
-    reasons += [f"undecided: {measure}" for measure in deciding if undecided(measure)]
+    reasons += _few([f"undecided: {measure}" for measure in deciding if undecided(measure)])
     return _row(Change.SAME, a, b, "; ".join(reasons), measures)
+
+
+def _fallen(b: Cell, measures: tuple[Measure, ...]) -> list[str]:
+    """What a `slow` cell did before: its message knows the floor only."""
+    if (b.get("failure") or {}).get("kind") != Kind.SLOW:
+        return []
+    missed = {(row["load"], row["metric"]) for row in b.get("measurements") or () if row["verdict"] == "below-floor"}
+    return [str(one) for one in measures if (one.load, one.metric) in missed and one.verdict != "not-comparable"]
+
+
+def _few(told: list[str]) -> list[str]:
+    """One cause moves every metric of a load: the record has them all."""
+    rest = len(told) - _TOLD
+    return [*told[:_TOLD], f"and {number(rest, 'more metric')}"] if rest > 0 else told
 
 
 def _row(

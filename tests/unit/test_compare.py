@@ -305,9 +305,23 @@ def test_speeds_of_other_gpus_are_not_compared() -> None:
 
 def test_a_fallen_speed_is_shown_with_the_failure_it_causes() -> None:
     slow = Failure.of(Kind.SLOW, Phase.SERVING, "below its floor").to_json()
-    (row,) = compare(before(cell(measurements=[rate(90)])), run(cell("failed", slow, measurements=[rate(11)]))).rows
+    now = [rate(11, verdict="below-floor"), rate(11, metric="request_throughput")]
+    then = [rate(90), rate(90, metric="request_throughput")]
+    (row,) = compare(before(cell(measurements=then)), run(cell("failed", slow, measurements=now))).rows
     assert str(row.change) == "BROKE"
     assert row.measures[0].verdict == "slower"
+    assert row.reason.startswith("below its floor; single-stream output_throughput 90 → 11 tok/s (-87.8%)")
+    assert "request_throughput" not in row.reason
+
+
+def test_one_cause_is_not_told_metric_by_metric() -> None:
+    names = ("output_throughput", "total_throughput", "request_throughput", "other", "another")
+    old, new = ([rate(*[speed] * 3, metric=name) for name in names] for speed in (90, 45))
+    (row,) = compare(before(cell(measurements=old)), run(cell(measurements=new))).rows
+    assert str(row.change) == "SLOWER"
+    assert row.reason.count("→") == 3
+    assert row.reason.endswith("; and 2 more metrics")
+    assert len(row.measures) == 5
 
 
 # -- what is said of the whole -----------------------------------------------------------------------------------------
