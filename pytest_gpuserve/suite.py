@@ -73,7 +73,7 @@ def test_answers(sglang_server: ServerHandle) -> None:
     check(
         first.text == second.text,
         Kind.WRONG_OUTPUT,
-        f"two identical greedy requests differ:\n  first:  {first.text!r}\n  second: {second.text!r}",
+        f"two identical greedy requests differ: first {first.text!r}, then {second.text!r}",
     )
 
 

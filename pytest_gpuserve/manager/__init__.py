@@ -365,7 +365,7 @@ class Manager:
         """Give the GPUs up. Those that something is left on are kept out of the rest of the run."""
         left = self._live.release()
         if left:
-            self._run.quarantine(left, "left in use by an earlier server of this run")
+            self._run.quarantine(left, f"left in use by the server of {self._live.cell}")
 
     def end(self, cell: Cell) -> Failure | None:
         """Nothing more of this cell (or of its server) is wanted: stop and release. The leak, if there was one."""

@@ -35,7 +35,7 @@ class Live:
     """Holds GPUs from `lease` to `release`, and at most one server from `launch` to `stop`.
 
     Nothing here raises for what the machine or the server did: it comes back as a Failure. `phase` is the server's,
-    empty without one.
+    empty without one; `cell` the id of the one that had the GPUs last.
     """
 
     def __init__(self, plan: Plan, show: Callable[[str, Event], None]) -> None:
@@ -45,7 +45,7 @@ class Live:
         self.gpus: tuple[Gpu, ...] = ()
         self.serving = False
         self.phase = ""
-        self._cell = ""
+        self.cell = ""
         self._spawned: Event = {}
         self._failure: Failure | None = None
 
@@ -56,7 +56,7 @@ class Live:
 
     def lease(self, cell: Cell, count: int, allowed: Sequence[Gpu], record: CellRecord) -> Failure | None:
         """Exclusive use of `count` of the `allowed` GPUs; waits for them at most `--gpu-lock-timeout`."""
-        self._cell = cell.id
+        self.cell = cell.id
         request = LeaseRequest(
             count=count,
             allowed=tuple(gpu.uuid for gpu in allowed),
@@ -87,7 +87,7 @@ class Live:
     ) -> ServerHandle | Failure:
         """Start a server of `cell` on the leased GPUs and wait until it has answered a request, or has failed."""
         assert self._supervisor is not None
-        self._cell = cell.id
+        self.cell = cell.id
         record.server_starts += 1
         try:
             spec = spec_of(
@@ -173,7 +173,7 @@ class Live:
             self._spawned = event
         elif event["event"] == "phase":
             self.phase = event["phase"]
-        self._show(self._cell, event)
+        self._show(self.cell, event)
 
 
 def _text_of(answer: object) -> str:

@@ -238,3 +238,13 @@ def test_a_leak_is_blamed_on_the_cell_that_leaked(project) -> None:
     assert result.checks["attention.flashinfer", "test_b"] == "failed"
     assert result.cells["graphs.off"]["gpus"] != cell["gpus"]
     result.run.assert_outcomes(passed=6, errors=1)
+
+
+def test_a_cell_that_has_no_gpus_left_says_which_cell_leaked(project) -> None:
+    leak = "- {when: {attention: flashinfer}, then: {hold-memory: forever}}"
+    result = project.run("-k", "ready", sim="1xsm120", rules=leak)
+    assert result.outcomes == {"baseline": "passed", "attention.flashinfer": "failed", "graphs.off": "infra"}
+    assert result.cells["graphs.off"]["failure"]["message"] == (
+        "sm120-m-graphs.off needs 1 GPU, this run has 0 left. "
+        "Quarantined: left in use by the server of sm120-m-attention.flashinfer"
+    )

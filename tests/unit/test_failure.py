@@ -13,7 +13,7 @@ def signature(kind: Kind, message: str) -> str:
 @pytest.mark.parametrize(
     "message",
     [
-        "two identical greedy requests differ:\n  first:  {!r}\n  second: {!r}",
+        "two identical greedy requests differ: first {!r}, then {!r}",
         "asked for 16 tokens, got 12: {!r}",
         "{!r}: invalid UTF-8 in the text: {!r}",
         "every answer is token 7 over and over: {!r}",
