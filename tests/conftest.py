@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 # Pytester forgets what a run inside this process imported, but not what packages remember of it: without these, a
 # second such run would meet two copies of every class.
@@ -30,10 +29,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parent.parent
-# An example is judged by what it shows, never by how long a busy machine took over it. Where CI is set hypothesis has a
-# profile of its own, which stays as it is otherwise.
-settings.register_profile("gpuserve", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("gpuserve")
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass  # the README's first command runs in this checkout too, with nothing but what the plugin itself needs
+else:
+    # An example is judged by what it shows, never by how long a busy machine took over it. Where CI is set hypothesis
+    # has a profile of its own, which stays as it is otherwise.
+    settings.register_profile("gpuserve", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("gpuserve")
 # Under nohup this is ignored, and so it would be by the pytests that tests start and hang up on.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The same of one started in the background by a shell without job control, for Ctrl-C.

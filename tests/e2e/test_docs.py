@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -192,6 +193,16 @@ def test_the_commands_of_a_page(page: Path, project: Path, request: pytest.Fixtu
     for command in todo:
         text = shell(command, project, simulated(RUN[command]))
         assert not command.startswith("pytest") or "SIMULATED" in text
+
+
+def test_the_first_run_needs_nothing_but_what_the_plugin_itself_needs(tmp_path: Path) -> None:
+    """In this checkout: what its own tests need besides is not installed by the README's first command."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    for requirement in groups["test"]:
+        missing = re.match(r"\w+", requirement)[0]
+        (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module named {missing}')")
+    run = Run(says="SIMULATED", env=(("PYTHONPATH", f"{tmp_path}:{ROOT}"),))
+    shell("pytest --gpu-matrix sm120 --gpu-sim 8xsm120 --gpu-plan", ROOT, run)
 
 
 TESTS = [(page, number, text) for page in GUIDES for number, text in enumerate(blocks(page, "python"))]
