@@ -206,9 +206,8 @@ def test_stopped_scheduler_stops_the_tokens_and_the_health(launch, wait_until):
 
 def test_a_really_taken_port_is_found_at_the_end_and_then_the_server_is_deaf(launch):
     server = launch({"phase-seconds": 0.2})
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", server.port))
-        other.listen()
+    # As servers bind it: a connection to the port's last user, in TIME_WAIT, is no obstacle.
+    with socket.create_server(("127.0.0.1", server.port)):
         server.wait(f"ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', {server.port})")
         server.process.terminate()
         server.process.send_signal(signal.SIGINT)
