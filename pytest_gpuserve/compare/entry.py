@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_gpuserve.compare.edit import scalar
 from pytest_gpuserve.compare.stack import asked
 from pytest_gpuserve.matrix.known_bad import ISSUE_PLACEHOLDER
-from pytest_gpuserve.model.failure import NEVER_EXPECTED, Kind, normalise
+from pytest_gpuserve.model.failure import ADDRESS, NEVER_EXPECTED, NUMBER, Kind, normalise
 from pytest_gpuserve.report.describe import IMPORTANT, one_line
 from pytest_gpuserve.report.scrub import HIDDEN
 
@@ -27,8 +27,8 @@ Cell = dict[str, Any]
 _NO_PATTERN = frozenset({Kind.HANG, Kind.SLOW, Kind.WRONG_OUTPUT, Kind.FALLBACK, Kind.ASSERTION})
 # What `model.failure.normalise` takes for variable, and what may differ in spelling between two logs.
 _VARIABLE = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]|\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}\b|0x[0-9a-fA-F]+|(?:/[\w.+@~-]+){2,}/?|"
-    r"\b\d+(?:\.\d+)?\b"
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]|\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}\b|(?:/[\w.+@~-]+){2,}/?|"
+    rf"{ADDRESS}|{NUMBER}"
 )
 # `[2026-11-29 04:12:09 TP0]`: which rank says it first differs from run to run.
 _LOG_PREFIX = re.compile(r"^\s*\[[^\]]*\]\s*")

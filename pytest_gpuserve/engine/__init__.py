@@ -7,7 +7,7 @@ read in the wheels 0.5.6, 0.5.10.post1, 0.5.17 and 0.5.20 to 0.5.23.
 
 from __future__ import annotations
 
-from pytest_gpuserve.engine.command import argv, launcher
+from pytest_gpuserve.engine.command import argv, draft_model, hides_phases, launcher
 from pytest_gpuserve.engine.http import Endpoints, ServerLoad, endpoints, load_of, resolved_of
 from pytest_gpuserve.engine.log import Fallback, Patterns, fallback_lines, patterns
 
@@ -17,8 +17,10 @@ __all__ = [
     "Patterns",
     "ServerLoad",
     "argv",
+    "draft_model",
     "endpoints",
     "fallback_lines",
+    "hides_phases",
     "launcher",
     "load_of",
     "patterns",

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from pytest_gpuserve.engine.version import release
 from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.model import phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_gpuserve.model.cell import Cell, FlagValue
 
-__all__ = ["argv", "launcher"]
+__all__ = ["argv", "draft_model", "hides_phases", "launcher"]
 
 # `sglang serve` exists from 0.5.6 on; from 0.5.10 on the module form prints that it is only "still supported". The
 # console script is not used: an unpacked SGLang on PYTHONPATH has none, and a moved environment a wrong first line.
@@ -39,6 +42,8 @@ _PARALLEL_SIZES = frozenset(
         "expert-parallel-size",
     }
 )
+_DRAFT_MODEL = ("speculative-draft-model-path", "speculative-draft-model")
+_LOG_LEVEL = "log-level"
 _OURS = ("model-path", "model", "host", "port", "nccl-port", "api-key")
 
 
@@ -76,6 +81,18 @@ def argv(cell: Cell, *, python: str, version: str, model_path: str) -> tuple[str
         *("--api-key", "{api_key}"),
         *(word for name, value in {**defaults, **flags}.items() for word in _words(name, value)),
     )
+
+
+def draft_model(flags: Mapping[str, FlagValue]) -> str:
+    """The draft model that a cell's flags name, as they name it; empty without one."""
+    given = {name.lstrip("-"): value for name, value in flags.items()}
+    return next((value for name in _DRAFT_MODEL if isinstance(value := given.get(name), str)), "")
+
+
+def hides_phases(flags: Mapping[str, FlagValue]) -> str:
+    """The flag that keeps the phases out of the log, such as `--log-level warning`; empty if none does."""
+    level = next((value for name, value in flags.items() if name.lstrip("-") == _LOG_LEVEL), None)
+    return f"--{_LOG_LEVEL} {level}" if phase.hides_phases(level) else ""
 
 
 def _without_dashes(cell: Cell) -> dict[str, FlagValue]:

@@ -38,6 +38,10 @@ _BEGINNINGS: tuple[tuple[str, re.Pattern[str] | None, Phase], ...] = (
     ("SIGTERM received", None, Phase.DRAINING),
     ("Gracefully exiting...", None, Phase.DRAINING),
 )
+# `[2026-11-29 16:33:24 DP1 TP0]`
+_RANK = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})? ([^\]]{1,60})\]")
+_BATCH = re.compile(r"\b((?:Prefill|Decode) batch[^,]{0,20}(?:, #[\w -]{1,20}: \d{1,9}){1,3})")
+_LONGEST = 4_000  # characters: longer is the dump of all arguments
 _OVERLAP = "capture-safe model"
 _GRAPH_END = re.compile(r"Capture (?:\S+ )*(?:graph|single-CG draft extend) end", re.IGNORECASE)
 
@@ -67,6 +71,20 @@ class Patterns:
         """True if this line says that weights arrive after graph capture (`--startup-weight-load-mode overlap`)."""
         return _OVERLAP in line
 
+    def sets_up_model(self, line: str) -> bool:
+        """True if a rank begins with a model here, which it does again for a draft model."""
+        return "Init torch distributed begin" in line or "Load weight begin" in line
+
+    def rank_of(self, line: str) -> str:
+        """Which rank logs `line`, such as `DP1 TP0`; empty if there is only one."""
+        stamp = _RANK.search(line)
+        return stamp[1] if stamp else ""
+
+    def batch_of(self, line: str) -> str:
+        """`Decode batch, #running-req: 7, #token: 900`, if `line` tells of a batch; else empty."""
+        batch = _BATCH.search(line) if " batch" in line and len(line) < _LONGEST else None
+        return batch[1] if batch else ""
+
     def graph_end(self, line: str) -> bool:
         """True if a graph capture ended here; further ones may follow."""
         return " end" in line and _GRAPH_END.search(line) is not None
@@ -82,7 +100,8 @@ class Fallback:
     """SGLang used something else than was asked, and said so in one line.
 
     `subject` is what fell back, in the words of the flags: `attention-backend`, `custom-all-reduce`, `cuda-graph`,
-    `moe-runner-backend`, `kv-cache-dtype`, `allreduce-fusion`, `radix-cache`, `page-size`, `kernels`.
+    `moe-runner-backend`, `kv-cache-dtype`, `allreduce-fusion`, `radix-cache`, `page-size`, `kernels`, or `speed`: a
+    line that warns of lower speed and names nothing known here.
     """
 
     subject: str
@@ -148,10 +167,43 @@ _FALLBACKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
             "page size {1} instead of {0}",
         ),
         (r"falling back to (?:the )?(?:standard|slow|generic|regular)\b", "kernels", "a slower implementation is used"),
-        (r"Config file not found at .*Fallback to triton", "kernels", "untuned MoE kernel configuration"),
+        # The parameters of a kernel were measured for other GPUs, or for none: what is slow then is often this.
+        (
+            (
+                r"Config file not found at .*Fallback to triton|Using default MoE (?:kernel )?config|"
+                r"Using MoE kernel config with down_moe=False|Down MoE config file not found"
+            ),
+            "kernels",
+            "untuned MoE kernel configuration",
+        ),
+        (
+            r"Using default (?:W8A8 )?(Block \w+) kernel config",
+            "kernels",
+            "untuned {0} GEMM configuration",
+        ),
+        (
+            r"Weight-only (\w+) compression will be used",
+            "kernels",
+            "weight-only {0} (Marlin): this GPU computes no {0} itself",
+        ),
+        (r"Only use \d+ SMs for DeepEP", "kernels", "few SMs for DeepEP's communication"),
+        (r"Disable DeepGEMM in batch invariant ops", "kernels", "batch-invariant kernels without DeepGEMM"),
+        (r"fall(?:ing|s)? back to Transformers implementation", "kernels", "the model's code is Transformers' own"),
+        # Whatever else says of itself that it is slow.
+        (
+            (
+                r"performance (?:might|may|will|can|could) (?:not )?be (?:sub-?optimal|optimal|slow\w*|degraded|poor)|"
+                r"(?:degrade|hurt|reduce|lower)s? (?:the )?performance|(?:suboptimal|degraded|poor) performance"
+            ),
+            "speed",
+            "the log warns of lower speed",
+        ),
     )
 )
-_HINT = re.compile(r"fall|disab|overrid|setting|chang|allreduce|is set to|without CUDA", re.IGNORECASE)
+_HINT = re.compile(
+    r"fall|disab|overrid|setting|chang|allreduce|is set to|without CUDA|default|perform|weight-only|config file|SMs",
+    re.IGNORECASE,
+)
 
 
 def fallback_lines(lines: Iterable[str]) -> tuple[Fallback, ...]:
@@ -160,7 +212,7 @@ def fallback_lines(lines: Iterable[str]) -> tuple[Fallback, ...]:
     """
     found: dict[tuple[str, str], Fallback] = {}
     for line in lines:
-        if len(line) > 4000 or not _HINT.search(line):  # the dump of all arguments is one line of 20 kB
+        if len(line) > _LONGEST or not _HINT.search(line):
             continue
         for pattern, subject, what in _FALLBACKS:
             if match := pattern.search(line):

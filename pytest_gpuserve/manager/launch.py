@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest_gpuserve
 from pytest_gpuserve import engine
 from pytest_gpuserve.manager.prepare import server_variables
-from pytest_gpuserve.manager.weights import model_path
+from pytest_gpuserve.manager.weights import draft_path, model_path
 from pytest_gpuserve.model.arch import CPU
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.launch import LaunchSpec, limits_from
@@ -41,6 +41,7 @@ def spec_of(cell: Cell, plan: Plan, *, folder: Path, log_name: str, gpus: Sequen
     variables = server_variables(settings)
     version = plan.versions.get("sglang", "")
     path = model_path(cell.model, python=settings.python, env={**variables, **cell.env}, simulated=plan.simulated)
+    draft = draft_path(cell, simulated=plan.simulated)
     argv = engine.argv(cell, python=settings.python, version=version, model_path=path)
     env = dict(cell.env)
     if plan.simulated:
@@ -56,6 +57,8 @@ def spec_of(cell: Cell, plan: Plan, *, folder: Path, log_name: str, gpus: Sequen
         folder=str(folder),
         sglang_version=version,
         model_path=path,
+        draft_path=draft,
+        blind=engine.hides_phases(cell.flags),
         pass_env=variables,
         log_name=log_name,
         limits={str(phase): _limits_json(limits, phase) for phase in limits},

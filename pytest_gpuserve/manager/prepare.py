@@ -230,5 +230,5 @@ def _fitted(cell: Cell, plan: Plan) -> Cell:
         least = f" of at least {cell.model.min_memory_gib:g} GiB" if cell.model.min_memory_gib else ""
         reason = f"needs {number(cell.gpus, f'{cell.arch} GPU')}{least}, {len(fitting)} here"
     elif not plan.simulated and cell.model.optional:
-        reason = missing_model(cell.model)
+        reason = missing_model(cell)
     return dataclasses.replace(cell, not_applicable=reason) if reason else cell

@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve import engine
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.models.materialise import materialise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpuserve.model.cell import ModelSpec
+    from pytest_gpuserve.model.cell import Cell, ModelSpec
 
-__all__ = ["local_path", "missing_model", "model_path"]
+__all__ = ["draft_path", "local_path", "missing_model", "model_path"]
 
 
 def _hub(environ: Mapping[str, str]) -> Path:
@@ -36,11 +37,28 @@ def local_path(name: str, environ: Mapping[str, str] = os.environ) -> Path | Non
     return max(found, key=lambda one: one.stat().st_mtime, default=None)
 
 
-def missing_model(spec: ModelSpec) -> str | None:
-    """Why an optional model cannot run here, or None if it can."""
-    if spec.path is None or local_path(spec.path) is not None:
-        return None
-    return f"the optional model {spec.path} is not on this machine (nothing is downloaded)"
+def missing_model(cell: Cell) -> str | None:
+    """Why a cell of an optional model cannot run here, or None if it can. Its draft model is as optional as itself."""
+    spec = cell.model
+    if spec.path is not None and local_path(spec.path) is None:
+        return f"the optional model {spec.path} is not on this machine (nothing is downloaded)"
+    draft = engine.draft_model(cell.flags)
+    if draft and local_path(draft) is None:
+        return (
+            f"the draft model {draft} of the optional model {spec.name} is not on this machine (nothing is downloaded)"
+        )
+    return None
+
+
+def draft_path(cell: Cell, *, simulated: bool) -> str:
+    """The draft model as the cell's flags name it, empty without one. UsageError if a real server would not find it."""
+    draft = engine.draft_model(cell.flags)
+    if draft and not simulated and local_path(draft) is None:
+        raise UsageError(
+            f"the draft model {draft} (speculative-draft-model-path) is not on this machine, and nothing is "
+            "downloaded: fetch it first"
+        )
+    return draft
 
 
 def model_path(spec: ModelSpec, *, python: str, env: Mapping[str, str], simulated: bool) -> str:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.matrix.walk import did_you_mean
+from pytest_gpuserve.model.phase import hides_phases
 
 if TYPE_CHECKING:
     from pytest_gpuserve.matrix.source import Node
@@ -53,6 +54,13 @@ def read_flags(reader: Reader, node: Node | None) -> dict[str, FlagValue]:
             )
         elif (read := _flag_value(reader, value)) is not None:
             flags[name] = read
+            if name == "log-level" and hides_phases(read):
+                reader.add(
+                    where,
+                    f"{node.path}: with log-level {read} the server logs no line that tells its phase: a hang or a "
+                    "crash of its start is reported without one; use info",
+                    warning=True,
+                )
     return flags
 
 

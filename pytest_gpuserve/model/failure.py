@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gpuserve.model.phase import Phase
 
-__all__ = ["Failure", "Kind", "normalise", "signature_of"]
+__all__ = ["ADDRESS", "NUMBER", "Failure", "Kind", "normalise", "signature_of"]
 
 
 class Kind(StrEnum):
@@ -31,13 +31,23 @@ class Kind(StrEnum):
 
 NEVER_EXPECTED = frozenset({Kind.INFRA, Kind.LEAK})
 
+# An address is `0x…` at the beginning of a word: in `2560x248320` it is the middle of a tensor's shape.
+ADDRESS = r"(?<![0-9A-Za-z])0x[0-9a-fA-F]+|\b(?=[0-9a-f]{0,31}[a-f])(?=[0-9a-f]{0,31}\d)[0-9a-f]{16,64}\b"
+# Numbers by themselves, each of a shape (`7x5120`), of a quantity with its unit (`12GiB`, `600000ms`), of a process or
+# a device (`TP0`, `rank3`). What is part of a name stays: `sm_120`, `compute_120f`, `fp8_e4m3`, `w8a8`.
+NUMBER = (
+    r"\b\d+(?:\.\d+)?\b|\b\d+(?=[xX]\d)|(?<=\d[xX])\d+(?=[xX]\d|\b)|"
+    r"\b\d+(?:\.\d+)?(?=(?:[KMGT]i?B|[kKMGT]b|B|ms|us|µs|ns|s|min|h|x|it)\b)|"
+    r"(?:(?<=\b[TDPE]P)|(?<=\b[Rr]ank)|(?<=\bGPU)|(?<=\bgpu))\d+\b"
+)
+
 _NORMALISE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
     (re.compile(r"^\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^\]]*\]\s*"), ""),
     (re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}\b"), "<uuid>"),
-    (re.compile(r"0x[0-9a-fA-F]+"), "<addr>"),
+    (re.compile(ADDRESS), "<addr>"),
     (re.compile(r"(?<![\w.])(?:/[\w.+@~-]+){2,}/?"), "<path>"),
-    (re.compile(r"\b\d+(?:\.\d+)?\b"), "<n>"),
+    (re.compile(NUMBER), "<n>"),
     (re.compile(r"\s+"), " "),
 )
 

@@ -113,7 +113,8 @@ class LaunchSpec:
     `env` is what the cell sets; `pass_env` are the caller's names that are let through or set although the spawn rules
     would drop them. `folder` is the cell's folder: the log is written to `folder/log_name`, evidence beside it.
     `gpus_visible` is False for the CPU engine. `patterns` names the SGLang version whose log lines are expected.
-    `limits` is {phase: {stall, total}}; `log_cap` bytes are kept of the log.
+    `limits` is {phase: {stall, total}}; `log_cap` bytes are kept of the log. `draft_path` is the draft model's, empty
+    without one; `blind` the flag that hides the lines which tell the phases, such as `--log-level warning`, or empty.
     """
 
     cell: str
@@ -122,6 +123,8 @@ class LaunchSpec:
     folder: str
     sglang_version: str
     model_path: str
+    draft_path: str = ""
+    blind: str = ""
     pass_env: dict[str, str] = field(default_factory=dict)
     log_name: str = "server.log"
     limits: dict[str, dict[str, float | None]] = field(default_factory=dict)

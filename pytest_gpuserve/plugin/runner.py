@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +134,7 @@ class Runner:
         if failure is not None:
             # What follows is bounded by itself and is none of the test's time.
             timeouts.disarm(item)
+            failure = replace(failure, message=f"while {check.work.name} ran, {failure.message}")
             raise ServerFailed(self.manager.lost(check.work.cell, failure)) from error
         if error is not None:
             raise error

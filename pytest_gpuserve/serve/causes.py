@@ -10,11 +10,13 @@ then other tracebacks; an echo is the cause only if there is nothing else.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.engine import causes as words
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Cause", "find_causes", "first_cause", "plain", "unstamped"]
 
@@ -22,25 +24,31 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\[rank(\d+)\]:\s?")
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([^\]]*)\] ?")
 _BEGIN = "Traceback (most recent call last)"
-_FILE = re.compile(r'^\s+File "([^"]+)", line \d+')
+_FILE = re.compile(r'^\s+File "([^"]+)", line \d+(?:,? in ([^\s(]+))?')
 _EXCEPTION = re.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?:: (.*)|:?)$")
 _HIT = re.compile(r"(\w+?)(?:Manager)? hit an exception")
-_LEVELS = frozenset({"INFO", "WARNING", "ERROR", "DEBUG", "CRITICAL", "FATAL", "Traceback", "usage"})
+_NO_EXCEPTIONS = frozenset(
+    {
+        "INFO",
+        "WARNING",
+        "ERROR",
+        "DEBUG",
+        "CRITICAL",
+        "FATAL",
+        "Traceback",
+        "usage",
+        "FAILED",
+        "ninja",
+        "collect2",
+        "sh",
+    }
+)
 _ARGPARSE = re.compile(r"^[\w.\- ]+: error: (.*)$")
 _DIED = re.compile(
     r"Subprocess (?P<name>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)|"
     r"(?P<rank>Rank \d+ scheduler) died during initialization \(exit code: (?P<status>-?\d+)\)"
 )
-_NATIVE = (
-    re.compile(r"^\s*what\(\):\s+(.*)$"),
-    re.compile(r"^(?:\[[^\]]*\] )?(CUDA [Ee]rror[ :(].*)$"),
-    re.compile(r"^(Fatal Python error: .*)$"),
-    re.compile(r"^(nvcc fatal\s*:.*|ptxas fatal\s*:.*)$"),
-    re.compile(r"^(Segmentation fault.*|Bus error.*)$"),
-)
-_NATIVE_HINT = re.compile(r"what\(\):|CUDA [Ee]rror|Fatal Python|fatal\s*:|Segmentation|Bus error")
 _NCCL = re.compile(r"NCCL WARN (.*)$")
-_WATCHDOG = re.compile(r"(\w[\w ]*watchdog timeout) \(")
 
 _ECHO_TYPES = frozenset(
     {
@@ -70,15 +78,26 @@ _ECHO = re.compile(
 # An exception that only says that something else failed: what was raised from it says more.
 _VAGUE = frozenset({"CalledProcessError", "KeyError", "AttributeError", "StopIteration", "IndexError", "TypeError"})
 _MESSAGE_LINES = 12
+# Where a compiler's words are looked for, in lines below and above the error that only says that a build failed; and
+# Python's frames below the last words of native code.
+_BELOW, _ABOVE, _FRAMES_BELOW = 600, 200, 400
+_BOILERPLATE = re.compile(
+    r"^(?:CUDA kernel errors might|Search for `|For debugging consider|Compile with `|Possible solutions|"
+    r"Exception raised from|Device-side assertions|\d+\. )"
+)
 
 
 @dataclass(slots=True)
 class Cause:
     """One candidate. `line` is what a person should read, `block` what stands around it in the log.
 
-    `kind` is `fatal` (SGLang says so), `native`, `traceback`, `argparse`, `watchdog`, `nccl` or `died` (of a process:
-    `line` names it). `who` is the process, such as `scheduler TP1`, empty if unknown. `files` are the traceback's,
-    outermost first. `at` is the index of its line.
+    `kind` is `fatal` (SGLang says so), `native`, `traceback`, `argparse`, `watchdog`, `collective` (one that did not
+    end: `message` names it), `nccl`, `last-words` (of the C library) or `died` (of a process: `line` names it). `who`
+    is the process, such as `scheduler TP1`, empty if unknown. `files` are the traceback's, outermost first. `at` is the
+    index of its line.
+
+    Where the error that was raised only says that something failed, it is the `heading`, and `line` the reason.
+    `seconds` are a watchdog's. `killed`: a compiler was ended by SIGKILL.
     """
 
     kind: str
@@ -89,11 +108,24 @@ class Cause:
     message: str = ""
     files: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
+    frames: tuple[tuple[str, str], ...] = ()
+    heading: str = ""
+    seconds: float = 0.0
+    killed: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What a person should read: the error that was raised, and its reason where that stands elsewhere."""
+        return f"{self.heading}: {self.line}" if self.heading else self.line
 
     @property
     def echo(self) -> bool:
         """True if this only says that somebody else died."""
-        return self.kind == "died" or self.type.rpartition(".")[2] in _ECHO_TYPES or bool(_ECHO.search(self.line))
+        return (
+            self.kind in ("died", "collective")
+            or self.type.rpartition(".")[2] in _ECHO_TYPES
+            or bool(_ECHO.search(self.line))
+        )
 
 
 @dataclass(slots=True)
@@ -101,12 +133,15 @@ class _Raised:
     type: str
     message: list[str]
     at: int
-    files: tuple[str, ...]
+    count: int  # of the lines read so far: an answer to whether the next one follows at once
+    frames: tuple[tuple[str, str], ...]
     link: str  # to the one before: "", "cause" or "context"
 
     @property
     def line(self) -> str:
-        first = next((part.strip() for part in self.message if part.strip()), "")
+        """The type and the message's first line, with the second one where the first only announces it."""
+        parts = [part.strip() for part in self.message if part.strip()]
+        first = " ".join(parts[:2]) if parts and parts[0].endswith(":") else "".join(parts[:1])
         return f"{self.type}: {first}" if first else self.type
 
 
@@ -116,7 +151,7 @@ class _Trace:
     fatal: bool
     voice: str
     raised: list[_Raised] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
+    frames: list[tuple[str, str]] = field(default_factory=list)
     link: str = ""
     open: bool = True
 
@@ -127,18 +162,30 @@ def plain(line: str) -> str:
 
 
 def unstamped(line: str) -> str:
-    """`plain`, and without SGLang's time and rank in front."""
-    return _STAMP.sub("", plain(line))
+    """`plain`, and without an open progress bar and SGLang's time and rank in front."""
+    line = plain(line)
+    return _STAMP.sub("", words.after_bar(line) or line)
 
 
 def find_causes(lines: Sequence[str]) -> list[Cause]:
     """Every candidate, in the log's order."""
     reader = _Reader()
+    for at, text in _pieces(lines):
+        reader.read(text, at)
+    causes = [*reader.found, *(_cause_of(trace) for trace in reader.traces if trace.raised)]
+    return [_explained(cause, lines, reader.assertion) for cause in sorted(causes, key=lambda cause: cause.at)]
+
+
+def _pieces(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines as a person reads them, with their indices: one for each carriage return, without progress bars."""
     for at, raw in enumerate(lines):
-        if len(raw) < 20_000:  # longer is the dump of all arguments
-            reader.read(plain(raw), at)
-    found = [*reader.found, *(_cause_of(trace) for trace in reader.traces if trace.raised)]
-    return sorted(found, key=lambda cause: cause.at)
+        if len(raw) >= 20_000:  # the dump of all arguments
+            continue
+        for piece in raw.rstrip().split("\r"):
+            line = plain(piece)
+            text = words.after_bar(line)
+            if text or not line:
+                yield at, text
 
 
 def first_cause(causes: Sequence[Cause], *, alive_at: int = -1) -> Cause | None:
@@ -149,7 +196,7 @@ def first_cause(causes: Sequence[Cause], *, alive_at: int = -1) -> Cause | None:
         for cause in causes:
             if cause.kind == kind and not cause.echo and (kind == "fatal" or cause.at > alive_at):
                 return cause
-    for kinds in (("nccl",), ("fatal", "native", "traceback"), ("died",)):
+    for kinds in (("collective",), ("nccl",), ("fatal", "native", "traceback"), ("last-words",), ("died",)):
         for cause in causes:
             if cause.kind in kinds and cause.at > alive_at:
                 return cause
@@ -160,8 +207,11 @@ class _Reader:
     def __init__(self) -> None:
         self.found: list[Cause] = []
         self.traces: list[_Trace] = []
+        self.assertion = ""  # the first that failed on a device; thousands of threads may repeat it
+        self._count = 0
 
     def read(self, line: str, at: int) -> None:
+        self._count += 1
         voice = ""
         if line.startswith("[rank") and (rank := _RANK.match(line)):
             voice, line = f"rank {rank[1]}", line[rank.end() :]
@@ -175,7 +225,7 @@ class _Reader:
     def _begin(self, line: str, voice: str) -> None:
         for trace in reversed(self.traces):
             if trace.voice == voice and trace.link and not trace.open:
-                trace.open, trace.files = True, []
+                trace.open, trace.frames = True, []
                 return
         hit = _HIT.search(line)
         stamp = _STAMP.match(line)
@@ -189,8 +239,8 @@ class _Reader:
         if line.startswith((" ", "\t")):
             trace = self._newest(voice, opened=True)
             if trace and (place := _FILE.match(line)):
-                trace.files.append(place[1])
-            return trace is not None and "what():" not in line
+                trace.frames.append((place[1], place[2] or ""))
+            return "what():" not in line if trace else self._message(line, voice)
         if line.startswith("The above exception was the direct cause"):
             return self._link(voice, "cause")
         if line.startswith("During handling of the above exception"):
@@ -200,21 +250,21 @@ class _Reader:
             return False
         trace = self._oldest(voice)
         match = _EXCEPTION.match(line)
-        if trace and match and match[1].rpartition(".")[2] not in _LEVELS:
-            trace.raised.append(_Raised(match[1], [match[2] or ""], at, tuple(trace.files), trace.link))
+        if trace and match and match[1].rpartition(".")[2] not in _NO_EXCEPTIONS:
+            trace.raised.append(_Raised(match[1], [match[2] or ""], at, self._count, tuple(trace.frames), trace.link))
             trace.open, trace.link = False, ""
             return True
-        return self._message(line, voice, at)
+        return self._message(line, voice)
 
-    def _message(self, line: str, voice: str, at: int) -> bool:
+    def _message(self, line: str, voice: str) -> bool:
         trace = self._newest(voice, opened=False)
         if trace is None or not trace.raised or trace.link:
             return False
         last = trace.raised[-1]
-        if len(last.message) >= _MESSAGE_LINES or at - last.at != len(last.message):
+        if len(last.message) >= _MESSAGE_LINES or self._count - last.count != len(last.message):
             return False
         last.message.append(line)
-        return bool(line) and _NATIVE_HINT.search(line) is None and "error: " not in line
+        return bool(line) and "error: " not in line and not _stands_alone(line)
 
     def _close_messages(self, voice: str) -> None:
         trace = self._newest(voice, opened=False)
@@ -232,7 +282,7 @@ class _Reader:
 
     def _oldest(self, voice: str) -> _Trace | None:
         """Of several open tracebacks the first one is the first to end: nothing else tells them apart."""
-        return next((trace for trace in self.traces if trace.voice == voice and trace.open and trace.files), None)
+        return next((trace for trace in self.traces if trace.voice == voice and trace.open and trace.frames), None)
 
     def _other(self, line: str, at: int) -> None:
         if "error: " in line and (match := _ARGPARSE.match(line)):
@@ -241,12 +291,39 @@ class _Reader:
             self.found.append(Cause("nccl", match[1], at, block=(line,)))
         elif ended := _ended(line):
             self.found.append(Cause("died", ended, at, block=(line,)))
-        elif "watchdog timeout" in line and (match := _WATCHDOG.search(line)):
-            self.found.append(Cause("watchdog", match[1], at, block=(line,)))
-        elif _NATIVE_HINT.search(line):
-            match = next((found for pattern in _NATIVE if (found := pattern.match(line))), None)
-            if match:
-                self.found.append(Cause("native", match[1].strip(), at, block=(line,)))
+        elif end := words.watchdog_end(line):
+            stamp = _STAMP.match(line)
+            who = stamp[1].strip() if stamp else ""
+            self.found.append(Cause("watchdog", end[0], at, who=who, block=(line,), seconds=end[1]))
+        elif late := words.collective_timeout(line):
+            self.found.append(_collective(late, line, at))
+        elif assertion := words.device_assertion(line):
+            if not self.assertion:
+                self.assertion = assertion
+                self.found.append(Cause("native", f"device-side assert: {assertion}", at, block=(line,)))
+        elif error := words.native_error(line):
+            self.found.append(Cause("native", error, at, block=(line,)))
+        elif error := words.last_words(line):
+            self.found.append(Cause("last-words", error, at, block=(line,)))
+
+
+def _stands_alone(line: str) -> bool:
+    """True if the line is a candidate by itself, even right below an exception's."""
+    return bool(
+        words.native_error(line) or words.collective_timeout(line) or words.device_assertion(line) or _ended(line)
+    )
+
+
+def _collective(late: words.Collective, line: str, at: int) -> Cause:
+    return Cause(
+        "collective",
+        f"the collective {late.name or 'operation'} did not end: torch's watchdog of the process group ended the rank",
+        at,
+        who=f"rank {late.rank}" if late.rank else "",
+        message=late.name,
+        block=(line,),
+        seconds=late.seconds,
+    )
 
 
 def _ended(line: str) -> str | None:
@@ -268,6 +345,9 @@ def _cause_of(trace: _Trace) -> Cause:
         if not (said_again or caused):
             break
         chosen = earlier
+    late = words.collective_timeout(chosen.line)
+    if late:
+        return _collective(late, chosen.line, trace.raised[0].at)
     ended = _ended(chosen.line)
     block = [line for raised in trace.raised for line in (raised.line, *raised.message[1:]) if line.strip()]
     return Cause(
@@ -277,6 +357,66 @@ def _cause_of(trace: _Trace) -> Cause:
         who=trace.who,
         type=chosen.type,
         message=next((part for part in chosen.message if part.strip()), ""),
-        files=tuple(file for raised in trace.raised for file in raised.files),
+        files=tuple(file for raised in trace.raised for file, _ in raised.frames),
         block=tuple(block),
+        frames=chosen.frames,
     )
+
+
+# ---- what an error does not say itself ---------------------------------------------------------------------------
+
+
+def _explained(cause: Cause, lines: Sequence[str], assertion: str) -> Cause:
+    """The cause with the reason that stands elsewhere in the log: a compiler's, an assertion's, or the place."""
+    if cause.kind not in ("fatal", "traceback", "native"):
+        return cause
+    if words.is_build_heading(cause.line):
+        return _built(cause, lines)
+    if assertion and assertion not in cause.line and words.follows_from_assertion(cause.line):
+        return _with_line(cause, f"{cause.line}: {assertion}")
+    if words.says_nothing(cause.message if cause.type else cause.line) or _SEGFAULT.search(cause.line):
+        frames = cause.frames or _frames_below(lines[cause.at : cause.at + _FRAMES_BELOW])
+        place = words.frame_name(frames, cause.line) or _second_line(cause)
+        return _with_line(cause, f"{cause.line} (in {place})" if place else cause.line)
+    return cause
+
+
+_SEGFAULT = re.compile(r"Segmentation fault|[Ss]egfault|Bus error|Illegal instruction|Floating point exception")
+
+
+def _with_line(cause: Cause, line: str) -> Cause:
+    return cause if line == cause.line else replace(cause, line=line, block=(line, *cause.block))
+
+
+def _built(cause: Cause, lines: Sequence[str]) -> Cause:
+    below = [plain(line) for line in lines[cause.at : cause.at + _BELOW]]
+    above = [plain(line) for line in lines[max(0, cause.at - _ABOVE) : cause.at]]
+    reason = words.build_reason(cause.line, below) or words.build_reason(cause.line, above)
+    if reason is None:
+        return cause
+    error = f"{cause.type}: {cause.message.strip()}" if cause.type and cause.message else cause.line
+    heading = re.sub(r"(?:\. Ninja output)?[:\s]*$", "", error)
+    heading = heading if len(heading) <= 120 else f"{heading[:120]} …"
+    return replace(
+        cause, line=reason.text, heading=heading, killed=reason.killed, block=(reason.text, cause.line, *cause.block)
+    )
+
+
+def _second_line(cause: Cause) -> str:
+    """The first further line of the error that is not what torch says below each."""
+    others = (line.strip() for line in cause.block if line.strip() not in ("", cause.line))
+    return next((line for line in others if not _BOILERPLATE.match(line) and cause.message not in line), "")
+
+
+def _frames_below(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """The frames that Python prints of the thread that received a fatal signal: innermost first, here last."""
+    frames: list[tuple[str, str]] = []
+    inside = False
+    for line in map(plain, lines):
+        if line.startswith("Current thread "):
+            inside = True
+        elif inside and (place := _FILE.match(line)):
+            frames.append((place[1], place[2] or ""))
+        elif inside:
+            break
+    return frames[::-1]

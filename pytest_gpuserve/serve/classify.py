@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.engine import patterns
+from pytest_gpuserve.engine.causes import after_bar, is_build_heading
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.serve.causes import Cause, find_causes, first_cause, plain, unstamped
-from pytest_gpuserve.serve.faults import fault_of_gpu, fault_of_machine, killed_for_memory, memory_of
+from pytest_gpuserve.serve.faults import compiler_killed, fault_of_gpu, fault_of_machine, killed_for_memory, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ _ARGUMENTS_DUMP = 4_000  # characters of one line: longer ones are the dump of a
 # Whose code refuses: these files of SGLang look at the arguments, before anything of the model is loaded.
 _REFUSERS = re.compile(r"sglang/(?:srt/(?:server_args|arg_groups/|configs/model_config|environ)|launch_server|cli/)")
 _REFUSALS = frozenset({"ValueError", "AssertionError", "NotImplementedError", "TypeError", "ArgumentTypeError"})
+_ABORTED = re.compile(r"signal 6$|exit (?:-6|134)$")
 _NCCL = re.compile(r"NCCL error|ncclSystemError|ncclUnhandled|ncclInvalid|ncclInternal")
 
 
@@ -43,7 +45,9 @@ class Ending:
 
     `kernel` are kernel messages since the start, `oom_kills` how many processes of our cgroup the kernel has killed for
     memory since then; `first_dead` describes the process that was seen to die first, such as
-    `sglang::scheduler (pid 4242), signal 9`. `model_path` is what was launched.
+    `sglang::scheduler (pid 4242), signal 9`. `model_path` is what was launched, `draft_path` its draft model or empty.
+    `draft`: the weights that were being loaded are a draft model's. `blind` is the flag that keeps the phases out of
+    the log, empty if they are told.
     """
 
     phase: Phase
@@ -56,6 +60,9 @@ class Ending:
     oom_kills: int = 0
     first_dead: str | None = None
     model_path: str = ""
+    draft_path: str = ""
+    draft: bool = False
+    blind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +77,16 @@ class _Case:
     @property
     def where(self) -> str:
         phase = self.ending.phase
+        if self.ending.blind and phase.rank <= Phase.IMPORT.rank:
+            return f"somewhere in its start ({self.ending.blind} hides the lines that tell the phase)"
+        if self.ending.draft:
+            return f"in phase {phase}, of the draft model"
         return {Phase.IMPORT: "while importing", Phase.SPAWN: "at once"}.get(phase, f"in phase {phase}")
 
     @property
     def line(self) -> str:
         """The cause for a message, empty if unknown."""
-        return _cut(self.cause.line) if self.cause else ""
+        return _cut(self.cause.sentence) if self.cause else ""
 
     @property
     def real(self) -> bool:
@@ -108,9 +119,9 @@ def classify(ending: Ending) -> Failure:
     """What went wrong. A port that is taken makes the failure `retryable`."""
     causes = find_causes(ending.lines)
     cause = first_cause(causes, alive_at=_last_progress(ending.lines))
-    said = "\n".join((cause.line, *cause.block) if cause else map(plain, ending.lines[-20:]))
+    said = "\n".join((cause.sentence, *cause.block) if cause else map(plain, ending.lines[-20:]))
     case = _Case(ending, causes, cause, said)
-    for rule in (_port, _stalled, _arguments, _infra, _memory, _watchdog):
+    for rule in (_port, _stalled, _arguments, _infra, _memory, _watchdog, _collective):
         failure = rule(case)
         if failure:
             return failure
@@ -118,8 +129,14 @@ def classify(ending: Ending) -> Failure:
 
 
 def _last_progress(lines: Sequence[str]) -> int:
-    told = patterns("").phase_of
-    return max((at for at, line in enumerate(lines) if len(line) < _ARGUMENTS_DUMP and told(line)), default=-1)
+    """The index of the last line that shows the server getting on; of the line before, if an error stands behind it."""
+    phase_of = patterns("").phase_of
+    for at in range(len(lines) - 1, -1, -1):
+        line = lines[at]
+        if len(line) < _ARGUMENTS_DUMP and phase_of(line):
+            behind = after_bar(plain(line))
+            return at if not behind or phase_of(behind) else at - 1
+    return -1
 
 
 def _steady(line: str) -> str:
@@ -183,7 +200,7 @@ def _arguments(case: _Case) -> Failure | None:
 
 
 def _infra(case: _Case) -> Failure | None:
-    said = fault_of_machine(case.said, case.ending.model_path)
+    said = fault_of_machine(case.said, _model_of(case))
     if said is None:
         sick = fault_of_gpu(case.ending.kernel)
         if sick is None:
@@ -192,10 +209,27 @@ def _infra(case: _Case) -> Failure | None:
     return case.failure(Kind.INFRA, f"{said}: {case.line}" if case.cause else said)
 
 
+def _model_of(case: _Case) -> str:
+    """The model that an error is about: the draft where it names that one, or comes from the code that loads it."""
+    ending = case.ending
+    names_draft = bool(ending.draft_path) and _names(ending.draft_path, case.said)
+    names_target = bool(ending.model_path) and _names(ending.model_path, case.said)
+    files = case.cause.files if case.cause else ()
+    if names_draft or ending.draft or (not names_target and any("/speculative" in file for file in files)):
+        return f"the draft model {ending.draft_path}".rstrip()
+    return ending.model_path
+
+
+def _names(path: str, text: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(path.rstrip('/'))}(?![\w.-]*[\w-])", text) is not None
+
+
 def _memory(case: _Case) -> Failure | None:
     ending = case.ending
     if case.cause and (memory := memory_of(case.said)):
         return case.failure(Kind.OOM, f"{memory} memory ran out {case.where}: {case.line}")
+    if case.cause and (case.cause.killed or is_build_heading(case.line)):
+        return _compiler_killed(case, case.cause)
     killed = ending.exit in (-signal.SIGKILL, 137) or (ending.first_dead or "").endswith("signal 9")
     if case.real or not killed:
         return None
@@ -209,10 +243,52 @@ def _memory(case: _Case) -> Failure | None:
     return case.failure(Kind.OOM, message, line="host memory ran out: killed by the kernel")
 
 
-def _watchdog(case: _Case) -> Failure | None:
-    if case.cause is None or case.cause.kind != "watchdog":
+def _compiler_killed(case: _Case, cause: Cause) -> Failure | None:
+    """A build that failed since the kernel took a compiler's memory back: by the kernel's word, or by the signal."""
+    proof = compiler_killed(case.ending.kernel)
+    if proof is None and not cause.killed:
         return None
-    return case.failure(Kind.HANG, f"the server hung {case.where} and its own watchdog ended it: {case.line}")
+    if proof is None and case.ending.oom_kills:
+        proof = f"the cgroup's count of out-of-memory kills rose by {case.ending.oom_kills}"
+    if proof is None:
+        proof = (
+            "estimated: nothing but the kernel kills a compiler so, but neither its log nor a cgroup's count says it"
+        )
+    message = (
+        f"host memory ran out {case.where}: a compiler was killed ({proof}); with fewer jobs (MAX_JOBS) it needs less"
+    )
+    return case.failure(Kind.OOM, f"{message}: {case.line}", line="host memory ran out: a compiler was killed")
+
+
+def _watchdog(case: _Case) -> Failure | None:
+    cause = case.cause
+    if cause is None or cause.kind != "watchdog":
+        return None
+    after = f" after {cause.seconds:.0f} s" if cause.seconds else ""
+    whose = f" ({cause.who})" if cause.who else ""
+    return case.failure(
+        Kind.HANG, f"the server hung {case.where} and its own watchdog ended it{after}: {case.line}{whose}"
+    )
+
+
+def _collective(case: _Case) -> Failure | None:
+    """A rank whose collective did not end is ended by torch, with an abort: the hang is the failure, not that death.
+
+    Where another process died before, of something else, the others only waited for it.
+    """
+    cause, dead = case.cause, case.ending.first_dead
+    if cause is None or cause.kind != "collective" or (dead and not _ABORTED.search(dead)):
+        return None
+    late = [found for found in case.causes if found.kind == "collective"]
+    names = sorted({found.message for found in late if found.message})
+    ranks = sorted({int(found.who.removeprefix("rank ")) for found in late if found.who})
+    which = " and ".join(names) or "a collective operation"
+    where = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+    seconds = max(found.seconds for found in late)
+    lasted = f" within {seconds:.0f} s" if seconds else ""
+    differ = ": the ranks wait for different collectives" if len(names) > 1 else ""
+    message = f"the server hung {case.where}: {which}{where} did not end{lasted}{differ}, and torch's watchdog ended it"
+    return case.failure(Kind.HANG, message, line=f"the server hung in a collective: {which} did not end")
 
 
 def _crash(case: _Case) -> Failure:
@@ -220,7 +296,8 @@ def _crash(case: _Case) -> Failure:
     if cause and case.real:
         who = cause.who or ("a process" if ending.exit is None else "the server")
         alive = " and the server did not end" if ending.exit is None else ""
-        return case.failure(Kind.CRASH, f"{who} crashed {case.where}{alive}: {case.line}{_nccl_reason(case)}")
+        reason = f"{case.line}{_nccl_reason(case)}{_last_batch(case, cause)}"
+        return case.failure(Kind.CRASH, f"{who} crashed {case.where}{alive}: {reason}")
     if ending.first_dead:
         message = f"{ending.first_dead}: it died first, {case.where}, without a word in the log"
         return case.failure(Kind.CRASH, message, line=re.sub(r" \(pid \d+\)", "", ending.first_dead))
@@ -236,6 +313,15 @@ def _nccl_reason(case: _Case) -> str:
         return ""
     warning = next((found.line for found in case.causes if found.kind == "nccl"), "")
     return f" (NCCL: {_cut(warning)})" if warning else ""
+
+
+def _last_batch(case: _Case, cause: Cause) -> str:
+    """What the server was at when it crashed under load: a request may do what a flag does not."""
+    if case.ending.phase.rank < Phase.READY.rank:
+        return ""
+    batch = patterns("").batch_of
+    last = next((said for line in reversed(case.ending.lines[: cause.at + 1]) if (said := batch(line))), "")
+    return f" (its last batch: {last})" if last else ""
 
 
 def _silent_end(exit_status: int | None) -> str:

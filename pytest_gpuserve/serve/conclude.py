@@ -44,7 +44,8 @@ class Facts:
 
     `port_open` is None if unknown; `health` is the status `/health` answers now, empty if it does not;
     `utilization` the GPUs' highest in percent; `processes` what each did meanwhile; `frames` the main threads'
-    innermost frames by pid; `echo` the line that the log repeated `echoes` times.
+    innermost frames by pid; `echo` the line that the log repeated `echoes` times. `draft`: the weights are a draft
+    model's. `blind` is the flag that keeps the phases out of the log, empty if they are told.
     """
 
     phase: Phase
@@ -60,6 +61,8 @@ class Facts:
     frames: tuple[tuple[int, tuple[str, ...]], ...] = ()
     echo: str = ""
     echoes: int = 0
+    draft: bool = False
+    blind: str = ""
 
 
 def conclusion(facts: Facts) -> str:
@@ -70,11 +73,19 @@ def conclusion(facts: Facts) -> str:
         return f"it still made progress ({facts.last}) when its {facts.limit:.0f} s were over"
     clauses = [*_where(facts), _seen(facts)]
     told = ", ".join(clause for clause in clauses if clause)
-    return f"{told}: {_STUCK.get(facts.phase, f'stuck in phase {facts.phase}')}{_frame(facts)}"
+    return f"{told}: {_stuck(facts)}{_frame(facts)}"
+
+
+def _stuck(facts: Facts) -> str:
+    if facts.blind and facts.phase in (Phase.SPAWN, Phase.IMPORT):
+        return f"stuck somewhere in its start ({facts.blind} hides the lines that tell the phase)"
+    if facts.draft:
+        return "stuck while loading the draft model's weights"
+    return _STUCK.get(facts.phase, f"stuck in phase {facts.phase}")
 
 
 def _where(facts: Facts) -> list[str]:
-    clauses = []
+    clauses = ["the target model is loaded"] if facts.draft else []
     if Phase.KV_CACHE.rank <= facts.phase.rank < Phase.READY.rank:
         clauses.append("weights are loaded")
     if facts.phase is Phase.SERVING:

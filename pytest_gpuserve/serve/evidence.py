@@ -11,7 +11,7 @@ import json
 import re
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -87,10 +87,13 @@ def gather(
     health: str = "",
     began: float | None = None,
     budget: float = 15.0,
+    draft: bool = False,
+    blind: str = "",
 ) -> Evidence:
     """Writes the evidence files and draws the conclusion. `tree` looks at our processes now; `health` is the last word
     of the readiness endpoint; `began` is when the server was started, in seconds since the epoch, the earliest kernel
-    message of interest. Without a `stall` the server has ended: then no stacks are taken and nothing is asked.
+    message of interest. `draft` and `blind` are those of `Facts`. Without a `stall` the server has ended: then no
+    stacks are taken and nothing is asked.
     """
     deadline = monotonic() + budget
     window = _GLANCE if stall is not None and stall.processes else _WINDOW
@@ -108,7 +111,7 @@ def gather(
     if stall is not None:
         parts.append(("stacks.txt", lambda: _stacks(found, tree, python, window, deadline - 1.0)))
     gatherer.run(parts, deadline)
-    facts = _facts(found, stall, port, phase)
+    facts = replace(_facts(found, stall, port, phase), draft=draft, blind=blind)
     sentence = conclusion(facts)
     summary = {
         "sentence": sentence,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KERNEL", "fault_of_gpu", "fault_of_machine", "killed_for_memory", "memory_of"]
+__all__ = ["KERNEL", "compiler_killed", "fault_of_gpu", "fault_of_machine", "killed_for_memory", "memory_of"]
 
 
 def _any(*patterns: str) -> re.Pattern[str]:
@@ -59,6 +59,10 @@ _HOST_MEMORY = _any(
     r"[Ii]nsufficient shared memory|unable to (?:open|mmap) shared memory",
 )
 _KILLED = _any(r"[Oo]ut of memory: Killed process (\d+) \(([^)]*)\)")
+_COMPILERS = (
+    *("nvcc", "cicc", "ptxas", "cudafe++", "nvlink", "fatbinary", "cc1plus", "cc1", "c++", "g++", "gcc", "clang", "ld"),
+    *("ninja", "x86_64-linux-gnu-", "aarch64-linux-g"),
+)
 _XID = _any(r"NVRM: Xid .*?: (\d+)")
 # Xids that tell of the GPU, its memory, its link or its firmware; the others (13, 31, 43, 45 …) tell of the program.
 _SICK = frozenset({"48", "63", "64", "74", "79", "92", "94", "95", "119", "120", "121", "140", "154"})
@@ -95,5 +99,13 @@ def killed_for_memory(kernel: Sequence[str], pid: str | None) -> str | None:
     """
     for line in kernel:
         if (killed := _KILLED.search(line)) and (killed[1] == pid or killed[2].startswith(("sglang", "python"))):
+            return line.strip()
+    return None
+
+
+def compiler_killed(kernel: Sequence[str]) -> str | None:
+    """The kernel message that says that a compiler was killed to free memory."""
+    for line in kernel:
+        if (killed := _KILLED.search(line)) and killed[2].startswith(_COMPILERS):
             return line.strip()
     return None

@@ -35,7 +35,7 @@ AFTER_DEATH_SERVING = 1.0
 class Circumstances:
     """What the supervisor knows at the verdict. `began` in seconds since the epoch, `oom_kills` the
     count at that time; `health` is the last word of the
-    readiness endpoint; `tree` looks at the processes now.
+    readiness endpoint; `tree` looks at the processes now; `draft`: a draft model's weights are being loaded.
     """
 
     spec: LaunchSpec
@@ -50,6 +50,7 @@ class Circumstances:
     log: Path
     began: float
     oom_kills: int
+    draft: bool = False
 
 
 class Judge:
@@ -110,6 +111,8 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
             phase=facts.phase,
             health=facts.health,
             began=facts.began,
+            draft=facts.draft,
+            blind=facts.spec.blind,
         )
         return classify(
             Ending(
@@ -123,6 +126,9 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
                 oom_kills=oom_kills() - facts.oom_kills,
                 first_dead=facts.deaths.first,
                 model_path=facts.spec.model_path,
+                draft_path=facts.spec.draft_path,
+                draft=facts.draft,
+                blind=facts.spec.blind,
             )
         )
     except Exception as error:  # noqa: BLE001 (a verdict must come whatever happens; this one blames us)

@@ -16,8 +16,10 @@ class PhaseTracker:
     """Where one server is, from its log.
 
     Ranks pass a phase up to seconds apart and their lines interleave: a phase is entered when the first rank enters
-    it, and a straggler's line never leads back. One exception: with overlapped weight loading (`Prepared capture-safe
-    model`) the real weights come after each graph capture, so its end leads back to `weights`.
+    it, and a straggler's line never leads back. Two exceptions. With overlapped weight loading (`Prepared capture-safe
+    model`) the real weights come after each graph capture, so its end leads back to `weights`. With a draft model every
+    rank sets up a second model when the target's graphs are captured: a rank that says again that it begins leads back
+    to `weights`, and from then on `draft` is true while the phase is `weights`.
 
     `phase` is the present one, `since` the time it was entered. Times are seconds of one monotonic clock.
     """
@@ -27,11 +29,15 @@ class PhaseTracker:
         self.since = now
         self._patterns = patterns
         self._overlap = False
+        self._set_up: set[tuple[Phase, str]] = set()
+        self._second = False
         self._spent: dict[Phase, float] = {}
 
     def feed(self, line: str, now: float) -> Phase | None:
         """The phase that this line led to, or None if it led nowhere. The first line of all leads to `import`."""
         phase = self._patterns.phase_of(line)
+        if phase is not None and self._again(phase, line):
+            return self._move(Phase.WEIGHTS, now)
         if phase is not None:
             return self.enter(phase, now)
         if self.phase is Phase.SPAWN:
@@ -42,6 +48,24 @@ class PhaseTracker:
         elif self.phase is Phase.GRAPH_CAPTURE and self._patterns.graph_end(line):
             return self._move(Phase.WEIGHTS, now)
         return None
+
+    @property
+    def draft(self) -> bool:
+        """True while the weights that are being loaded are a draft model's."""
+        return self._second and self.phase is Phase.WEIGHTS
+
+    def _again(self, phase: Phase, line: str) -> bool:
+        """True if the rank that logs `line` begins to set up one more model: the draft model."""
+        if phase not in (Phase.DIST_INIT, Phase.WEIGHTS) or not self._patterns.sets_up_model(line):
+            return False
+        said = phase, self._patterns.rank_of(line)
+        if said not in self._set_up:
+            self._set_up.add(said)
+            return False
+        loaded = Phase.KV_CACHE.rank <= self.phase.rank < Phase.WARMUP.rank
+        if loaded and not self._overlap:
+            self._second = True
+        return loaded and not self._overlap
 
     def enter(self, phase: Phase, now: float) -> Phase | None:
         """Enters a phase, also one that no log line tells of: `import` once the interpreter runs, `ready` when the

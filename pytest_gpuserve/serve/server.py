@@ -316,6 +316,7 @@ class Server:
             log=self.log_path,
             began=time.time() - (monotonic() - self._began),
             oom_kills=self._oom_kills,
+            draft=self._tracker.draft,
         )
 
     def _fail(self, failure: Failure) -> None:

@@ -120,11 +120,11 @@ def test_a_progress_bar_glued_behind_other_text_is_read() -> None:
 
 
 @given(st.lists(st.sampled_from([*START, "noise", "", "Capture target decode CUDA graph end. bs=[1]"]), max_size=40))
-def test_phases_only_go_forward_and_no_second_is_lost(lines: list[str]) -> None:
+def test_phases_only_go_forward_except_to_a_draft_models_weights_and_no_second_is_lost(lines: list[str]) -> None:
     phases = tracker()
-    ranks = [phases.phase.rank]
+    before = phases.phase
     for second, line in enumerate(lines):
         phases.feed(line, float(second))
-        ranks.append(phases.phase.rank)
-    assert ranks == sorted(ranks)
+        assert phases.phase.rank >= before.rank or phases.draft
+        before = phases.phase
     assert sum(phases.timings(100.0).values()) == 100.0
