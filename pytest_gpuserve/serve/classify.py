@@ -78,7 +78,7 @@ class _Case:
     def where(self) -> str:
         phase = self.ending.phase
         if self.ending.blind and phase.rank <= Phase.IMPORT.rank:
-            return f"somewhere in its start ({self.ending.blind} hides the lines that tell the phase)"
+            return f"somewhere in its start ({self.ending.blind} hides the lines that tell the phase: use info)"
         if self.ending.draft:
             return f"in phase {phase}, of the draft model"
         return {Phase.IMPORT: "while importing", Phase.SPAWN: "at once"}.get(phase, f"in phase {phase}")

@@ -78,7 +78,7 @@ def conclusion(facts: Facts) -> str:
 
 def _stuck(facts: Facts) -> str:
     if facts.blind and facts.phase in (Phase.SPAWN, Phase.IMPORT):
-        return f"stuck somewhere in its start ({facts.blind} hides the lines that tell the phase)"
+        return "stuck somewhere in its start"
     if facts.draft:
         return "stuck while loading the draft model's weights"
     return _STUCK.get(facts.phase, f"stuck in phase {facts.phase}")

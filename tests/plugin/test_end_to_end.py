@@ -119,6 +119,7 @@ def test_a_crash_during_a_check_is_that_checks_failure(project) -> None:
     assert result.code == 1
     failure = result.cells["baseline"]["failure"]
     assert failure["kind"] == "crash"
+    assert failure["message"].startswith("while test_kills_it ran, ")
     assert result.checks == {("baseline", "test_kills_it"): "failed"}
     assert "crash in " in result.text
 

@@ -136,6 +136,16 @@ def keep_shm(name: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
+def second_model() -> None:
+    """The draft model is loaded when the target's graphs are captured."""
+    say("Load weight begin. avail mem=1 GB")
+    say("Load weight end.")
+    say("Capture target decode CUDA graph begin. backend=full")
+    say("Capture target decode CUDA graph end. bs=[1]")
+    say("Load weight begin. avail mem=1 GB")
+    time.sleep(3600)
+
+
 # In this order, so that they can be combined.
 AT_START = {
     "stderr": lambda text: sys.stderr.write(text + "\n"),
@@ -145,6 +155,7 @@ AT_START = {
     "flood": lambda size: flood(int(size)),
     "endless": lambda _: repeat(),
     "silent": lambda _: time.sleep(3600),
+    "draft": lambda _: second_model(),
     "zombies": lambda count: zombies(int(count)),
     "shm": keep_shm,
 }

@@ -119,6 +119,26 @@ def test_no_progress_is_a_hang_within_the_limit(bench: Bench, fault: str) -> Non
     supervisor.stop()
 
 
+def test_a_hang_while_a_draft_model_is_loaded_is_called_so(bench: Bench) -> None:
+    supervisor = bench.leased()
+    event = supervisor.launch(bench.spec("draft", limits={"weights": QUICK}))
+    failure = event["failure"]
+    assert (failure["kind"], failure["phase"]) == ("hang", "weights")
+    assert "in phase weights, of the draft model" in failure["message"]
+    assert "stuck while loading the draft model's weights" in failure["message"]
+    supervisor.stop()
+
+
+def test_a_hang_of_a_server_that_logs_no_phases_names_none(bench: Bench) -> None:
+    supervisor = bench.leased()
+    event = supervisor.launch(bench.spec("silent", blind="--log-level warning", limits={"import": QUICK}))
+    failure = event["failure"]
+    assert (failure["kind"], failure["phase"]) == ("hang", "import")
+    assert failure["message"].count("--log-level warning hides the lines that tell the phase") == 1
+    assert "importing" not in failure["message"]
+    supervisor.stop()
+
+
 def test_a_taken_port_is_infra_and_worth_another_try(bench: Bench) -> None:
     supervisor = bench.leased()
     event = supervisor.launch(bench.spec("errno98"))

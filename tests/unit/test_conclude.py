@@ -139,6 +139,18 @@ CASES = [
         replace(HANG, why="start-timeout", quiet=0.5, limit=600.0, last="disk reads"),
         "it still made progress (disk reads) when its 600 s were over",
     ),
+    (
+        "the weights of a draft model",
+        replace(HANG, phase=Phase.WEIGHTS, draft=True, processes=(MAIN,)),
+        (
+            "the target model is loaded, every process has slept for 120 s: stuck while loading the draft model's weights"
+        ),
+    ),
+    (
+        "a log that does not tell the phase",
+        replace(HANG, phase=Phase.IMPORT, blind="--log-level warning", processes=(MAIN,)),
+        "every process has slept for 120 s: stuck somewhere in its start",
+    ),
     ("it ended by itself: its log says more", replace(HANG, why=""), ""),
 ]
 

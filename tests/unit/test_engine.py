@@ -230,6 +230,37 @@ FALLBACK_LINES = [
     ),
     ("mxfp8 quantization supports only triton, cutlass backends. Overriding 'deep_gemm'.", "moe-runner-backend"),
     ("--kv-cache-dtype falls back to 'auto' because this torch version does not support torch.", "kv-cache-dtype"),
+    (
+        (
+            "Using default MoE kernel config. Performance might be sub-optimal! Config file not found at /x/configs/"
+            "triton_3_5_1/E=512,N=128,device_name=NVIDIA_L40S.json, you can create them with https://github.com/x"
+        ),
+        "kernels",
+    ),
+    (
+        "Using MoE kernel config with down_moe=False. Performance might be sub-optimal! Config file not found at /x",
+        "kernels",
+    ),
+    ("Down MoE config file not found at /x; reusing the tuned up-projection config without TMA.", "kernels"),
+    ("Config file not found at /x. Fallback to triton version 3.2.0 and use MoE kernel config from /y.", "kernels"),
+    (
+        "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! Config file not found at /x",
+        "kernels",
+    ),
+    (
+        "Using default W8A8 Block INT8 kernel config. Performance might be sub-optimal! Config file not found at /x",
+        "kernels",
+    ),
+    (
+        (
+            "Your GPU does not have native support for FP8 computation but FP8 quantization is being used. "
+            "Weight-only FP8 compression will be used leveraging the Marlin kernel. This may degrade performance for x"
+        ),
+        "kernels",
+    ),
+    ("Only use 24 SMs for DeepEP communication. This may result in highly suboptimal performance.", "kernels"),
+    ("X has no SGLang implementation, falling back to Transformers implementation. Some features may not", "kernels"),
+    ("Setting this may lead to suboptimal performance with small page sizes.", "speed"),
     ("TensorRT-LLM MHA only supports page_size of 16, 32 or 64, changing page_size from 1 to 64.", "page-size"),
 ]
 
@@ -249,6 +280,35 @@ def test_a_fallback_of_every_rank_is_one_fallback() -> None:
 def test_what_replaced_the_backend_is_in_the_text() -> None:
     (found,) = engine.fallback_lines([FALLBACK_LINES[3][0]])
     assert found.what == "attention backend replaced by triton"
+
+
+def test_which_quantization_is_not_tuned_is_in_the_text() -> None:
+    lines = [line for line, _ in FALLBACK_LINES if "W8A8" in line]
+    assert [one.what for one in engine.fallback_lines(lines)] == [
+        "untuned Block FP8 GEMM configuration",
+        "untuned Block INT8 GEMM configuration",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "draft"),
+    [
+        ({}, ""),
+        ({"speculative-draft-model-path": "/models/eagle"}, "/models/eagle"),
+        ({"--speculative-draft-model": "org/eagle"}, "org/eagle"),
+        ({"speculative-draft-model-path": False}, ""),
+    ],
+)
+def test_the_draft_model_of_a_cell(flags: dict[str, str], draft: str) -> None:
+    assert engine.draft_model(flags) == draft
+
+
+@pytest.mark.parametrize(
+    ("level", "hides"), [("warning", True), ("ERROR", True), ("critical", True), ("info", False), ("debug", False)]
+)
+def test_a_log_level_may_hide_the_phases(level: str, hides: bool) -> None:
+    assert engine.hides_phases({"log-level": level}) == (f"--log-level {level}" if hides else "")
+    assert engine.hides_phases({"log-level-http": level}) == ""
 
 
 def test_a_normal_start_has_no_fallback() -> None:

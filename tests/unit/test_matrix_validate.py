@@ -325,3 +325,20 @@ def test_the_reference_launches_are_cells():
     known = load_known_bad([packaged_dir() / "known_bad.yaml"])
     assert any("NCCL" in entry.reason for entry in matching(known, tree, {"sglang": "0.5.17", "nccl": "2.28.9"}))
     assert cells["sm120-glm-5-nvfp4-dsa.nsa-trtllm+nccl.wide"].env["NCCL_MIN_NCHANNELS"] == "32"
+
+
+def test_a_log_level_that_hides_the_phases_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "quiet.yaml"
+    path.write_text(
+        """schema: 1
+arch: [sm120]
+defaults: {flags: {log-level: warning}}
+models: {m: {shape: tiny-llama, flags: {log-level: info}}}
+axes: {a: {old: {}, new: {flags: {log-level: ERROR}}}}
+baseline: {a: old}
+"""
+    )
+    found = [problem for problem in validate([path], []) if "log-level" in problem.what]
+    assert [(problem.where.line, problem.warning) for problem in found] == [(3, True), (5, True)]
+    assert "logs no line that tells its phase" in found[0].what
+    load_matrix(path)  # a warning keeps nobody from running it

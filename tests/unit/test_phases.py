@@ -119,6 +119,56 @@ def test_a_progress_bar_glued_behind_other_text_is_read() -> None:
     assert phases.feed(glued, 2.0) is Phase.GRAPH_CAPTURE
 
 
+def feed(phases: PhaseTracker, *lines: str) -> list[Phase]:
+    return [phase for line in lines if (phase := phases.feed(line, 1.0))]
+
+
+SECOND = [
+    "[2026-11-29 16:33:27 TP0] Capture target decode CUDA graph end. bs=[1], elapsed=1.22 s",
+    "[2026-11-29 16:33:27 TP0] Init torch distributed begin.",
+    "[2026-11-29 16:33:28 TP0] Load weight begin. avail mem=9.09 GB",
+]
+
+
+def test_a_draft_model_is_loaded_after_the_targets_graphs() -> None:
+    phases = tracker()
+    feed(phases, *START[:6])
+    assert phases.phase is Phase.GRAPH_CAPTURE
+    assert feed(phases, *SECOND)[0] is Phase.WEIGHTS
+    assert phases.phase is Phase.WEIGHTS
+    assert phases.draft
+    rest = (
+        "[2026-11-29 16:33:29 TP0] Load weight end. elapsed=0.08 s, type=LlamaForCausalLMEagle3",
+        "[2026-11-29 16:33:29 TP0] Capture draft decode CUDA graph begin. backend=full",
+        *START[6:],
+    )
+    assert feed(phases, *rest) == [Phase.KV_CACHE, Phase.GRAPH_CAPTURE, Phase.WARMUP, Phase.READY]
+    assert not phases.draft
+
+
+def test_a_draft_model_without_graphs() -> None:
+    phases = tracker()
+    feed(phases, *START[:5], *SECOND[2:])
+    assert (phases.phase, phases.draft) == (Phase.WEIGHTS, True)
+
+
+def test_another_ranks_first_model_is_no_draft() -> None:
+    """Ranks of data parallelism load by themselves: one may capture while another begins."""
+    phases = tracker()
+    first = [line.replace("TP0", "DP0 TP0") for line in START[:6]]
+    feed(phases, *first, *(line.replace("TP0", "DP1 TP0") for line in START[2:4]))
+    assert (phases.phase, phases.draft) == (Phase.GRAPH_CAPTURE, False)
+    feed(phases, *(line.replace("TP0", "DP1 TP0") for line in SECOND))
+    assert (phases.phase, phases.draft) == (Phase.WEIGHTS, True)
+
+
+def test_weights_that_are_loaded_anew_while_serving_are_no_start() -> None:
+    phases = tracker()
+    feed(phases, *START)
+    assert feed(phases, SECOND[2]) == []
+    assert (phases.phase, phases.draft) == (Phase.READY, False)
+
+
 @given(st.lists(st.sampled_from([*START, "noise", "", "Capture target decode CUDA graph end. bs=[1]"]), max_size=40))
 def test_phases_only_go_forward_except_to_a_draft_models_weights_and_no_second_is_lost(lines: list[str]) -> None:
     phases = tracker()

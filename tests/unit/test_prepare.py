@@ -10,6 +10,7 @@ from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.manager import prepare as preparing
 from pytest_gpuserve.manager.machine import Machine
 from pytest_gpuserve.manager.prepare import SIMULATED_VERSIONS, prepare, require_locks
+from pytest_gpuserve.manager.weights import draft_path
 from pytest_gpuserve.model.gpu import Gpu
 from pytest_gpuserve.model.settings import Settings
 
@@ -112,3 +113,38 @@ def test_only_what_leases_gpus_needs_a_lock_directory(planned, tmp_path: Path) -
         require_locks(planned({}, lock_dir=tmp_path / "file"))
     require_locks(planned({}, lock_dir=tmp_path / "made"))
     assert (tmp_path / "made").is_dir()
+
+
+DRAFTS = """schema: 1
+arch: [sm120]
+models: {m: {path: {target}, optional: true}}
+axes:
+  spec: {off: {}, eagle: {flags: {speculative-algorithm: EAGLE3, speculative-draft-model-path: {draft}}}}
+baseline: {spec: off}
+"""
+
+
+def test_a_draft_model_of_an_optional_model_is_as_optional(planned, tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    matrix = DRAFTS.replace("{target}", str(target)).replace("{draft}", str(draft))
+    (tmp_path / "matrices/tiny.yaml").write_text(matrix)
+    (tmp_path / "matrices/known_bad.yaml").unlink()
+    found = {cell.id: cell.not_applicable for cell in planned({}).cells}
+    reason = f"the draft model {draft} of the optional model m is not on this machine (nothing is downloaded)"
+    assert found == {"sm120-m-baseline": None, "sm120-m-spec.eagle": reason}
+    draft.mkdir()
+    assert {cell.not_applicable for cell in planned({}).cells} == {None}
+
+
+def test_a_draft_model_that_is_asked_for_and_missing_is_named(planned, tmp_path: Path) -> None:
+    matrix = (
+        DRAFTS.replace("{target}", str(tmp_path)).replace("{draft}", "/nowhere/draft").replace(", optional: true", "")
+    )
+    (tmp_path / "matrices/tiny.yaml").write_text(matrix)
+    (tmp_path / "matrices/known_bad.yaml").unlink()
+    cell = planned({}).by_id["sm120-m-spec.eagle"]
+    assert cell.not_applicable is None
+    with pytest.raises(UsageError, match=r"the draft model /nowhere/draft .* is not on this machine"):
+        draft_path(cell, simulated=False)
+    assert draft_path(cell, simulated=True) == "/nowhere/draft"
