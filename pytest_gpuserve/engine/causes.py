@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "Collective",
@@ -58,7 +58,9 @@ _NATIVE = (
     re.compile(r"^\s*what\(\):\s+(.*)$"),
     re.compile(r"^(?:\[[^\]]*\] )?(CUDA (?:[Ee]rror|runtime error|driver error)[ :(].*)$"),
     # SGLang's own custom all-reduce, and other kernels with the same macro: printed, then exit(1).
-    re.compile(r"^(Failed: (?:Cuda|CUDA|NCCL) error .*)$"),
+    re.compile(r"^(Failed: (?:(?:Cuda|CUDA|NCCL) error )?\S{1,300}:\d+ '.*)$"),
+    re.compile(r"^\[E[^\]]{1,200}\] (\[PG .*Process group watchdog thread terminated with exception: .*)$"),
+    re.compile(r"^\[[^\]]{1,200}\] (Caught signal \d+ \(.*)$"),
     re.compile(r"^(Got cutlass error: .*)$"),
     re.compile(r"^(LLVM ERROR: .*)$"),
     re.compile(r"^\S{1,300}: (?:\S{1,300}:\d+: )?[^`]{0,400}(Assertion `.*' failed\.?)$"),
@@ -70,6 +72,7 @@ _NATIVE = (
 )
 _NATIVE_HINT = re.compile(
     r"what\(\):|CUDA [Ee]rror|CUDA (?:runtime|driver) error|Failed: |cutlass error|LLVM ERROR|Assertion |"
+    r"terminated with exception|Caught signal|"
     r"Fatal Python|fatal\s*:|Segmentation|Bus error|Illegal instr|Floating point exc|[Ss]egfault"
 )
 # glibc's words when the heap is broken. They come at the very end, often while a process that failed is torn down.
@@ -101,6 +104,7 @@ _DEVICE_ASSERTION = re.compile(
 )
 # DeepGEMM, DeepEP and their kin.
 _TRAP = re.compile(rf"Assertion failed: \S{{0,300}}?({_SOURCE}):\d+, (?:.{{0,100}}?, )?condition: (.{{1,300}})$")
+_OUT_OF_BOUND = re.compile(r"(Out Of Bound Tensor access detected at dim\[\d+\]): (assert\([^)]{1,80}\))")
 _FOLLOWS = re.compile(
     r"device-side assert|cudaErrorAssert|unspecified launch failure|unhandled cuda error|illegal instruction was"
 )
@@ -108,9 +112,10 @@ _FOLLOWS = re.compile(
 
 def device_assertion(line: str) -> str | None:
     """The condition that did not hold on the GPU, and the file it stands in, if `line` tells of one."""
-    if "Assertion " not in line:
+    if "ssert" not in line:
         return None
-    found = _DEVICE_ASSERTION.search(line[:_LONGEST]) or _TRAP.search(line[:_LONGEST])
+    line = line[:_LONGEST]
+    found = _DEVICE_ASSERTION.search(line) or _TRAP.search(line) or _OUT_OF_BOUND.search(line)
     return f"`{found[2].strip()}` failed ({found[1]})" if found else None
 
 
@@ -152,12 +157,13 @@ _RANK = re.compile(r"[Rr]ank (\d{1,6})\b")
 _RAN = re.compile(r"ran for (\d{1,12}) milliseconds")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,12})")
 _GLOO = re.compile(r"Timed out waiting (\d{1,12})ms for (\w{1,20}) operation to complete")
+_DEEPEP = re.compile(r"DeepEP error: (?:CPU recv timeout|timeout \((\w{1,20}) CPU\))")
 _STUCK = re.compile(r"ProcessGroupNCCL's watchdog got stuck for (\d{1,8}) seconds")
 
 
 def collective_timeout(line: str) -> Collective | None:
     """The collective that torch's watchdog of a process group gives up in `line`, or None."""
-    if "atchdog" not in line and "Timed out waiting" not in line:
+    if "atchdog" not in line and "Timed out waiting" not in line and "DeepEP" not in line:
         return None
     line = line[:_LONGEST]
     rank = next(iter(_RANK.findall(line.partition("Watchdog caught")[0])[-1:]), "")
@@ -167,6 +173,8 @@ def collective_timeout(line: str) -> Collective | None:
         return Collective(name[1] if name else "", rank, int(ran[1]) / 1000 if ran else 0.0)
     if gloo := _GLOO.search(line):
         return Collective(f"{gloo[2]} (gloo)", rank, int(gloo[1]) / 1000)
+    if deepep := _DEEPEP.search(line):
+        return Collective(f"DeepEP's {deepep[1] or 'dispatch'}", rank, 0.0)
     if stuck := _STUCK.search(line):
         return Collective("", rank, float(stuck[1]))
     return None
@@ -184,12 +192,12 @@ _TRITON_PLACE = re.compile(r"CompilationError: at \d+:\d+:")
 _CARET = re.compile(r"^\s*\^+\s*$")
 _REASON_HINT = re.compile(
     r"fatal|error|ERROR|died due to|died with|Killed|not found|cannot find|undefined reference|Assertion|No space left|"
-    r"FAILED: \[code|collect2"
+    r"FAILED: \[code|collect2|Segmentation|Illegal instr|Aborted|exited with"
 )
 _KILLED = (
     re.compile(r"((?:nvcc error\s*: )?'[^']{1,80}' died due to signal 9\b.*)"),
     re.compile(r"((?:fatal error: )?Killed signal terminated program \S+)"),
-    re.compile(r"(died with <Signals\.SIGKILL: 9>|FAILED: \[code=137\]|exit status 137\b)"),
+    re.compile(r"(died with <Signals\.SIGKILL: 9>|FAILED: \[code=137\]|exit(?:ed with)? status 137\b)"),
     re.compile(r"^(?:\S{1,200}: .{0,60})?(Killed)(?:\s.{0,300})?$"),
 )
 _REASONS = (
@@ -200,7 +208,8 @@ _REASONS = (
     re.compile(r"((?:fatal|catastrophic) error\s*:.*)"),
     re.compile(r"(LLVM ERROR: .*)"),
     re.compile(r"(?:^|[\s:])(error(?: #\d{1,6}(?:-D)?)?\s*: .*)"),
-    re.compile(r"(\bcannot find -l\S+.*|undefined reference to .*|\S{1,200}: (?:command )?not found)$"),
+    re.compile(r"^((?:Segmentation fault|Illegal instruction|Aborted).*)"),
+    re.compile(r"(\bld: cannot find .*|undefined reference to .*|\S{1,200}: (?:command )?not found)$"),
     re.compile(r"(Assertion [`'(].*)"),
     re.compile(r"(No space left on device)"),
 )
@@ -239,7 +248,7 @@ def _below_caret(lines: Iterable[str]) -> Reason | None:
 
 def _compiler_said(lines: Iterable[str]) -> Reason | None:
     weak = None
-    for line in lines:
+    for line in _joined(lines):
         if not _REASON_HINT.search(line):
             continue
         # A command of thousands of characters ends with how it ended; nothing else in it is a reason.
@@ -252,6 +261,17 @@ def _compiler_said(lines: Iterable[str]) -> Reason | None:
         if weak is None and (last := _WEAK.search(text)):
             weak = Reason(last[1].strip())
     return weak
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, with what NVRTC says below `file(120): error:` behind that."""
+    held = ""
+    for line in lines:
+        if line.rstrip().endswith("error:"):
+            held = line.rstrip()
+            continue
+        yield f"{held} {line.strip()}" if held else line
+        held = ""
 
 
 def _first(patterns: Iterable[re.Pattern[str]], line: str) -> str | None:

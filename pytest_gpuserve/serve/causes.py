@@ -317,7 +317,7 @@ def _stands_alone(line: str) -> bool:
 def _collective(late: words.Collective, line: str, at: int) -> Cause:
     return Cause(
         "collective",
-        f"the collective {late.name or 'operation'} did not end: torch's watchdog of the process group ended the rank",
+        f"the collective {late.name or 'operation'} did not end",
         at,
         who=f"rank {late.rank}" if late.rank else "",
         message=late.name,
@@ -374,6 +374,8 @@ def _explained(cause: Cause, lines: Sequence[str], assertion: str) -> Cause:
         return _built(cause, lines)
     if assertion and assertion not in cause.line and words.follows_from_assertion(cause.line):
         return _with_line(cause, f"{cause.line}: {assertion}")
+    if last := _last_error(cause):
+        return _with_line(cause, f"{cause.line} (last error: {last})")
     if words.says_nothing(cause.message if cause.type else cause.line) or _SEGFAULT.search(cause.line):
         frames = cause.frames or _frames_below(lines[cause.at : cause.at + _FRAMES_BELOW])
         place = words.frame_name(frames, cause.line) or _second_line(cause)
@@ -382,6 +384,12 @@ def _explained(cause: Cause, lines: Sequence[str], assertion: str) -> Cause:
 
 
 _SEGFAULT = re.compile(r"Segmentation fault|[Ss]egfault|Bus error|Illegal instruction|Floating point exception")
+
+
+def _last_error(cause: Cause) -> str:
+    """What NCCL names below its exception: `Cuda failure 1 'invalid argument'`."""
+    lines = [line.strip() for line in cause.block]
+    return lines[lines.index("Last error:") + 1] if "Last error:" in lines[:-1] else ""
 
 
 def _with_line(cause: Cause, line: str) -> Cause:

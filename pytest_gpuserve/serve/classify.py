@@ -245,15 +245,18 @@ def _memory(case: _Case) -> Failure | None:
 
 def _compiler_killed(case: _Case, cause: Cause) -> Failure | None:
     """A build that failed since the kernel took a compiler's memory back: by the kernel's word, or by the signal."""
-    proof = compiler_killed(case.ending.kernel)
+    ending = case.ending
+    if cause.heading and not cause.killed and not cause.line.startswith("FAILED"):
+        return None  # the compiler had a reason of its own, whatever else was killed on this machine
+    proof = compiler_killed(ending.kernel)
+    if proof is None and ending.oom_kills:
+        proof = f"the cgroup's count of out-of-memory kills rose by {ending.oom_kills}"
     if proof is None and not cause.killed:
         return None
-    if proof is None and case.ending.oom_kills:
-        proof = f"the cgroup's count of out-of-memory kills rose by {case.ending.oom_kills}"
-    if proof is None:
-        proof = (
-            "estimated: nothing but the kernel kills a compiler so, but neither its log nor a cgroup's count says it"
-        )
+    proof = (
+        proof
+        or "estimated: little but the kernel kills a compiler so, but neither its log nor a cgroup's count says it"
+    )
     message = (
         f"host memory ran out {case.where}: a compiler was killed ({proof}); with fewer jobs (MAX_JOBS) it needs less"
     )
@@ -272,7 +275,7 @@ def _watchdog(case: _Case) -> Failure | None:
 
 
 def _collective(case: _Case) -> Failure | None:
-    """A rank whose collective did not end is ended by torch, with an abort: the hang is the failure, not that death.
+    """Torch's watchdog ends a rank whose collective did not end, by an abort: the hang is the failure, not that death.
 
     Where another process died before, of something else, the others only waited for it.
     """
@@ -287,7 +290,7 @@ def _collective(case: _Case) -> Failure | None:
     seconds = max(found.seconds for found in late)
     lasted = f" within {seconds:.0f} s" if seconds else ""
     differ = ": the ranks wait for different collectives" if len(names) > 1 else ""
-    message = f"the server hung {case.where}: {which}{where} did not end{lasted}{differ}, and torch's watchdog ended it"
+    message = f"the server hung {case.where}: {which}{where} did not end{lasted}{differ}"
     return case.failure(Kind.HANG, message, line=f"the server hung in a collective: {which} did not end")
 
 

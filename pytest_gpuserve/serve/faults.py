@@ -58,7 +58,7 @@ _HOST_MEMORY = _any(
     r"DefaultCPUAllocator: (?:not enough|can't allocate) memory",
     r"[Ii]nsufficient shared memory|unable to (?:open|mmap) shared memory",
 )
-_KILLED = _any(r"[Oo]ut of memory: Killed process (\d+) \(([^)]*)\)")
+_KILLED = _any(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
 _COMPILERS = (
     *("nvcc", "cicc", "ptxas", "cudafe++", "nvlink", "fatbinary", "cc1plus", "cc1", "c++", "g++", "gcc", "clang", "ld"),
     *("ninja", "x86_64-linux-gnu-", "aarch64-linux-g"),

@@ -198,6 +198,14 @@ CASES = [
         ("recv (gloo)", "1800 s"),
     ),
     Case(
+        "DeepEP (sglang#15598), behind the bar of a warm-up",
+        SERVING
+        + "DeepGEMM warmup:   2%|█▌         | 11/512 [01:09<57:05,  6.84s/it]"
+        + trace("RuntimeError: DeepEP error: CPU recv timeout", rank="TP1 EP1"),
+        Kind.HANG,
+        ("DeepEP's dispatch did not end",),
+    ),
+    Case(
         "the watchdog itself is stuck",
         SERVING
         + "[rank3]:[F1130 10:10:44.904 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 3] [PG ID 0 Rank 3] "
@@ -350,6 +358,37 @@ CASES = [
         Kind.INFRA,
         ("the disk is full",),
     ),
+    Case(
+        "NVRTC says what is wrong on the next line (DeepGEMM#359)",
+        LOADED
+        + "/w/deep_gemm/impls/sm90_gemm.cuh(120): error:\n"
+        + '  identifier "cudaGridDependencySynchronize" is undefined\n1 error detected in the compilation of "kernel.cu".\n'
+        + trace("RuntimeError: NVRTC compilation failed"),
+        Kind.CRASH,
+        ('error: identifier "cudaGridDependencySynchronize" is undefined',),
+    ),
+    Case(
+        "the compiler itself crashed (sglang#30936)",
+        CAPTURING
+        + trace(
+            "RuntimeError: ninja exited with status 139\nstdout:\n[1/2] nvcc -c cuda.cu -o cuda_0.o\nFAILED: [code=139] "
+            "cuda_0.o\nnvcc -c cuda.cu -o cuda_0.o\nSegmentation fault (core dumped)\nninja: build stopped: subcommand failed."
+        ),
+        Kind.CRASH,
+        ("scheduler TP0 crashed", "ninja exited with status 139: Segmentation fault (core dumped)"),
+    ),
+    Case(
+        "the linker lacks what was compiled (sglang#26545)",
+        CAPTURING
+        + trace(
+            "RuntimeError: ninja exited with status 1\nstdout:\n[1/2] nvcc -c cuda.cu -o cuda_0.o\n[2/2] c++ cuda_0.o -shared "
+            "-o jit.so\nFAILED: [code=1] jit.so\nc++ cuda_0.o -shared -o jit.so\n"
+            "/usr/bin/ld: cannot find cuda_0.o: No such file or directory\ncollect2: error: ld returned 1 exit status"
+        ),
+        Kind.CRASH,
+        ("ld: cannot find cuda_0.o",),
+        ("collect2",),
+    ),
     # ---- compilers killed for memory (flashinfer#3634, cudf#8018, flash-attention#1549)
     Case(
         "cicc was killed, says nvcc",
@@ -400,6 +439,21 @@ CASES = [
         Kind.CRASH,
         ("x.h: No such file",),
         more={"oom_kills": 2},
+    ),
+    Case(
+        "ninja says no more than that it failed, the kernel says why",
+        CAPTURING + ninja("FAILED: [code=1] a.cuda.o"),
+        Kind.OOM,
+        ("host memory ran out", "Killed process 999 (nvcc)"),
+        more={"kernel": ["[12.1] Memory cgroup out of memory: Killed process 999 (nvcc) total-vm:9GB"]},
+    ),
+    Case(
+        "somebody else's compiler was killed, ours had a reason of its own",
+        CAPTURING + ninja("nvcc fatal   : Unsupported gpu architecture 'compute_120f'"),
+        Kind.CRASH,
+        ("Unsupported gpu architecture",),
+        ("memory",),
+        more={"kernel": ["[12.1] Out of memory: Killed process 999 (cicc) total-vm:9GB"]},
     ),
     # ---- a draft model
     Case(
@@ -484,6 +538,42 @@ CASES = [
         ("The configuration is wrong: page size 1 needs FA3",),
     ),
     Case(
+        "older words of the same macro (vllm#5613)",
+        CAPTURING + "Failed: /w/csrc/custom_all_reduce.cuh:310 'invalid argument'\n",
+        Kind.CRASH,
+        ("'invalid argument' (in custom_all_reduce.cuh)",),
+    ),
+    Case(
+        "NCCL names its last error two lines below (nccl#1410)",
+        LOADED
+        + trace(
+            "torch.distributed.DistBackendError: NCCL error in: /pytorch/NCCLUtils.hpp:275, unhandled cuda error (run with "
+            "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "Last error:\nCuda failure 1 'invalid argument'"
+        ),
+        Kind.CRASH,
+        ("(last error: Cuda failure 1 'invalid argument')",),
+    ),
+    Case(
+        "a segmentation fault behind a bar, in UCX's words (sglang#6496)",
+        CAPTURING
+        + f"{BAR}[node:69418:0:69418] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x10000)\n"
+        + "==== backtrace (tid:  69418) ====\n",
+        Kind.CRASH,
+        ("Caught signal 11 (Segmentation fault: address not mapped",),
+        exit=-11,
+    ),
+    Case(
+        "torch's watchdog tells of an error that is no timeout (sglang#14193)",
+        SERVING
+        + "[rank1]:[E1130 10:28:15.281 ProcessGroupNCCL.cpp:2057] [PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread "
+        + "terminated with exception: CUDA error: an illegal memory access was encountered\n",
+        Kind.CRASH,
+        ("an illegal memory access was encountered",),
+        ("hung",),
+        more={"first_dead": ABORTED},
+    ),
+    Case(
         "a segmentation fault, and Python's frames below it",
         CAPTURING
         + "Fatal Python error: Segmentation fault\n\nThread 0x0001 (most recent call first):\n"
@@ -545,6 +635,12 @@ CASES = [
         + trace("torch.AcceleratorError: CUDA error: unspecified launch failure"),
         Kind.CRASH,
         ("unspecified launch failure: `shape_n % BLOCK_N == 0` failed (fp8_gemm.cuh)",),
+    ),
+    Case(
+        "CuTe's (sglang#3513)",
+        SERVING + "Out Of Bound Tensor access detected at dim[1]: assert(64 < 63)\n" * 900 + trace(ASSERTED),
+        Kind.CRASH,
+        ("device-side assert triggered: `assert(64 < 63)` failed",),
     ),
     # ---- SGLang's own watchdog (sglang#7783)
     Case(
