@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pytest_gpuserve import engine
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.gpu import open_probe
 from pytest_gpuserve.measure.floors import Beside, Past, Verdict, bound_of, measurements, verdict_of
@@ -22,7 +23,9 @@ from pytest_gpuserve.model.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
+    from pytest_gpuserve.engine import Fallback
     from pytest_gpuserve.manager import Manager
     from pytest_gpuserve.manager.handle import ServerHandle
     from pytest_gpuserve.manager.plan import Plan
@@ -35,12 +38,13 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.record import CellRecord, Measurement
 
-__all__ = ["Finding", "Measured", "Measuring", "load_once", "loads_of", "throughput"]
+__all__ = ["Finding", "Measured", "Measuring", "fallbacks_of", "load_once", "loads_of", "throughput"]
 
 # Above this share of one core the client is what was measured.
 _CLIENT_BUSY = 0.9
 _RECORDED = "single-stream"
 _VERDICT_WAIT = 3.0
+_LOG_BYTES = 8 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,7 +273,7 @@ def throughput(manager: Manager, cell: Cell) -> Finding:
             if isinstance(started, Failure):
                 return Finding(failure=started)
             handle = started
-    return _conclusion(loads)
+    return _conclusion(loads, handle)
 
 
 def _start_beside(manager: Manager, cell: Cell, reference: str, grey: Sequence[Measured]) -> None:
@@ -298,7 +302,7 @@ def load_once(
         return measured, Finding(failure=failure)
     named = [replace(floor, load=profile.name) for floor in floors if not _is_own(manager.plan, cell, floor)]
     manager.measuring.judge(cell, measured, named, manager.state(cell).record)
-    return measured, _conclusion([measured])
+    return measured, _conclusion([measured], manager.server(cell))
 
 
 def _is_own(plan: Plan, cell: Cell, floor: Floor) -> bool:
@@ -324,14 +328,26 @@ def _broken(error: LoadFailed) -> bool:
     return any(text.startswith("connection") for text in error.failures)
 
 
-def _conclusion(loads: Sequence[Measured]) -> Finding:
+def fallbacks_of(log: Path) -> tuple[Fallback, ...]:
+    """What the start's part of a log admits: fallbacks are announced there."""
+    with log.open("rb") as file:
+        return engine.fallback_lines(file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines())
+
+
+def _perhaps_why(handle: ServerHandle) -> list[str]:
+    """What the server's log says of itself that makes it slow: a place to look, and no proof."""
+    said = [one.what for one in fallbacks_of(handle.log_path)]
+    return [f"the server's log says, which may be why: {'; '.join(said)}"] if said else []
+
+
+def _conclusion(loads: Sequence[Measured], handle: ServerHandle) -> Finding:
     """Below a floor: `slow`. Else what could not be judged is said, never passed over; disturbed figures too."""
     verdicts = [verdict for measured in loads for verdict in measured.verdicts]
     missed = [one for one in verdicts if one.verdict == "below-floor"]
     if missed:
         # What is slow, and not by how many floors, of which line, against which start: that differs from run to run.
         what = ", ".join(dict.fromkeys(f"{one.bound.load}: {one.bound.metric}" for one in missed))
-        text = "\n".join(one.text for one in missed)
+        text = "\n".join((*(one.text for one in missed), *_perhaps_why(handle)))
         return Finding(failure=Failure.of(Kind.SLOW, Phase.SERVING, text, line=f"{what} below its floor", text=text))
     open_ = [f"{one.verdict}: {one.text}" for one in verdicts if one.verdict in ("invalid", "inconclusive")]
     open_ += [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
 from pytest_gpuserve.errors import GpuserveError
-from pytest_gpuserve.manager.measuring import Finding
+from pytest_gpuserve.manager.measuring import Finding, fallbacks_of
 from pytest_gpuserve.measure.canary import OUTPUT, Answer, answer_of, ask, body_of, compare, prompts, side_by_side
 from pytest_gpuserve.measure.fallback import swaps
 from pytest_gpuserve.measure.plausible import answers_problem, text_problem
@@ -23,7 +23,7 @@ from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.report.store import read_json, write_json_atomic, write_text_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpuserve.manager import Manager
@@ -36,7 +36,6 @@ __all__ = ["backend", "concurrency", "long_context", "output"]
 
 ANSWERS = "canary.json"
 _LONGEST_PROMPT = 1024  # of the canary: the same for every cell of a model, whatever its KV cache holds
-_LOG_BYTES = 8 << 20
 _MANY = 64
 _AT_MOST = 131_072
 _STEPS = (8_192, 32_768)
@@ -54,7 +53,7 @@ def backend(manager: Manager, cell: Cell) -> Finding:
     """What the server reports of itself, and its log, against the flags that the cell set."""
     handle, record = manager.server(cell), manager.state(cell).record
     version = manager.plan.versions.get("sglang", "")
-    fallbacks = engine.fallback_lines(_lines(handle.log_path))
+    fallbacks = fallbacks_of(handle.log_path)
     found = swaps(cell.flags, engine.resolved_of(handle.info, version), fallbacks)
     record.notes += [f"the log says: {one.what}" for one in fallbacks if one.line not in {swap.line for swap in found}]
     if not found:
@@ -62,12 +61,6 @@ def backend(manager: Manager, cell: Cell) -> Finding:
     text = "\n".join(map(str, found))
     line = next((swap.line for swap in found if swap.line), "")
     return Finding(failure=Failure.of(Kind.FALLBACK, Phase.SERVING, text, line=line or text, text=text))
-
-
-def _lines(log: Path) -> Iterator[str]:
-    """The start's part of the log: fallbacks are announced there."""
-    with log.open("rb") as file:
-        yield from file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
 
 
 def output(manager: Manager, cell: Cell) -> Finding:

@@ -57,6 +57,16 @@ def test_a_fast_path_that_is_8_times_slower_is_slow(project, args) -> None:
     assert ("graphs.off", "throughput") not in result.checks
 
 
+def test_a_slow_server_is_told_with_what_its_log_says_of_itself(project) -> None:
+    floors(project)
+    slow = "{when: {attention: flashinfer}, then: {slow: 8, fallback: triton}}"
+    result = project.run("-k", "throughput and (baseline or flashinfer)", rules=rules(slow))
+    failure = result.cells["attention.flashinfer"]["failure"]
+    assert failure["kind"] == "slow"
+    assert "the server's log says, which may be why: attention backend replaced by triton" in failure["message"]
+    assert failure["signature"].startswith("small: output_throughput below its floor #")
+
+
 def test_a_reference_that_is_no_baseline_is_measured_before_on_the_same_gpus(project) -> None:
     floors(
         project,
