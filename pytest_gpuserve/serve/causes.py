@@ -18,7 +18,7 @@ from pytest_gpuserve.engine import causes as words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Cause", "find_causes", "first_cause", "plain", "unstamped"]
+__all__ = ["Cause", "explained", "find_causes", "first_cause", "plain", "unstamped"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"^\[rank(\d+)\]:\s?")
@@ -77,6 +77,7 @@ _ECHO = re.compile(
 )
 # An exception that only says that something else failed: what was raised from it says more.
 _VAGUE = frozenset({"CalledProcessError", "KeyError", "AttributeError", "StopIteration", "IndexError", "TypeError"})
+_ASSERTED = "device-side assert: "
 _MESSAGE_LINES = 12
 # Where a compiler's words are looked for, in lines below and above the error that only says that a build failed; and
 # Python's frames below the last words of native code.
@@ -168,12 +169,12 @@ def unstamped(line: str) -> str:
 
 
 def find_causes(lines: Sequence[str]) -> list[Cause]:
-    """Every candidate, in the log's order."""
+    """Every candidate, in the log's order, as the log has it: `explained` adds what stands elsewhere."""
     reader = _Reader()
     for at, text in _pieces(lines):
         reader.read(text, at)
     causes = [*reader.found, *(_cause_of(trace) for trace in reader.traces if trace.raised)]
-    return [_explained(cause, lines, reader.assertion) for cause in sorted(causes, key=lambda cause: cause.at)]
+    return sorted(causes, key=lambda cause: cause.at)
 
 
 def _pieces(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -207,7 +208,7 @@ class _Reader:
     def __init__(self) -> None:
         self.found: list[Cause] = []
         self.traces: list[_Trace] = []
-        self.assertion = ""  # the first that failed on a device; thousands of threads may repeat it
+        self._asserted = False  # on a device: thousands of threads may say so
         self._count = 0
 
     def read(self, line: str, at: int) -> None:
@@ -298,9 +299,9 @@ class _Reader:
         elif late := words.collective_timeout(line):
             self.found.append(_collective(late, line, at))
         elif assertion := words.device_assertion(line):
-            if not self.assertion:
-                self.assertion = assertion
-                self.found.append(Cause("native", f"device-side assert: {assertion}", at, block=(line,)))
+            if not self._asserted:
+                self._asserted = True
+                self.found.append(Cause("native", f"{_ASSERTED}{assertion}", at, message=assertion, block=(line,)))
         elif error := words.native_error(line):
             self.found.append(Cause("native", error, at, block=(line,)))
         elif error := words.last_words(line):
@@ -366,12 +367,13 @@ def _cause_of(trace: _Trace) -> Cause:
 # ---- what an error does not say itself ---------------------------------------------------------------------------
 
 
-def _explained(cause: Cause, lines: Sequence[str], assertion: str) -> Cause:
+def explained(cause: Cause, causes: Sequence[Cause], lines: Sequence[str]) -> Cause:
     """The cause with the reason that stands elsewhere in the log: a compiler's, an assertion's, or the place."""
     if cause.kind not in ("fatal", "traceback", "native"):
         return cause
     if words.is_build_heading(cause.line):
         return _built(cause, lines)
+    assertion = next((found.message for found in causes if found.line.startswith(_ASSERTED)), "")
     if assertion and assertion not in cause.line and words.follows_from_assertion(cause.line):
         return _with_line(cause, f"{cause.line}: {assertion}")
     if last := _last_error(cause):

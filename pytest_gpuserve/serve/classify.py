@@ -16,7 +16,7 @@ from pytest_gpuserve.engine import patterns
 from pytest_gpuserve.engine.causes import after_bar, is_build_heading
 from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
-from pytest_gpuserve.serve.causes import Cause, find_causes, first_cause, plain, unstamped
+from pytest_gpuserve.serve.causes import Cause, explained, find_causes, first_cause, plain, unstamped
 from pytest_gpuserve.serve.faults import compiler_killed, fault_of_gpu, fault_of_machine, killed_for_memory, memory_of
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def classify(ending: Ending) -> Failure:
     """What went wrong. A port that is taken makes the failure `retryable`."""
     causes = find_causes(ending.lines)
     cause = first_cause(causes, alive_at=_last_progress(ending.lines))
+    cause = explained(cause, causes, ending.lines) if cause else None
     said = "\n".join((cause.sentence, *cause.block) if cause else map(plain, ending.lines[-20:]))
     case = _Case(ending, causes, cause, said)
     for rule in (_port, _stalled, _arguments, _infra, _memory, _watchdog, _collective):
