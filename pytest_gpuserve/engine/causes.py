@@ -191,8 +191,8 @@ _BUILD = re.compile(
 _TRITON_PLACE = re.compile(r"CompilationError: at \d+:\d+:")
 _CARET = re.compile(r"^\s*\^+\s*$")
 _REASON_HINT = re.compile(
-    r"fatal|error|ERROR|died due to|died with|Killed|not found|cannot find|undefined reference|Assertion|No space left|"
-    r"FAILED: \[code|collect2|Segmentation|Illegal instr|Aborted|exited with"
+    r"fatal|error|ERROR|memory|died due to|died with|Killed|not found|cannot find|undefined reference|Assertion|"
+    r"No space left|FAILED: \[code|collect2|Segmentation|Illegal instr|Aborted|exited with"
 )
 _KILLED = (
     re.compile(r"((?:nvcc error\s*: )?'[^']{1,80}' died due to signal 9\b.*)"),
@@ -201,6 +201,7 @@ _KILLED = (
     re.compile(r"^(?:\S{1,200}: .{0,60})?(Killed)(?:\s.{0,300})?$"),
 )
 _REASONS = (
+    re.compile(r"((?:virtual memory exhausted|out of memory allocating|LLVM ERROR: out of memory).*)"),
     re.compile(r"(nvcc error\s*: .*)"),
     re.compile(r"((?:nvcc|nvlink|cicc) fatal\s*:.*)"),
     re.compile(r"(ptxas fatal\s*: (?!Ptx assembly aborted).*)"),

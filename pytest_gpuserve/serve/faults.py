@@ -55,6 +55,7 @@ _GPU_MEMORY = _any(
 )
 _HOST_MEMORY = _any(
     r"^MemoryError|std::bad_alloc|Cannot allocate memory|\[Errno 12\]",
+    r"virtual memory exhausted|out of memory allocating \d+ bytes|LLVM ERROR: out of memory",
     r"DefaultCPUAllocator: (?:not enough|can't allocate) memory",
     r"[Ii]nsufficient shared memory|unable to (?:open|mmap) shared memory",
 )

@@ -419,6 +419,13 @@ CASES = [
         ("host memory ran out", "cc1plus"),
     ),
     Case(
+        "a compiler that found no memory itself",
+        CAPTURING + ninja("cc1plus: out of memory allocating 65536 bytes after a total of 9 bytes"),
+        Kind.OOM,
+        ("host memory ran out in phase graph-capture", "out of memory allocating"),
+        ("GPU memory", "estimated"),
+    ),
+    Case(
         "the build command itself",
         CAPTURING
         + trace(
