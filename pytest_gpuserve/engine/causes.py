@@ -23,8 +23,8 @@ __all__ = [
     "device_assertion",
     "follows_from_assertion",
     "frame_name",
+    "heap_error",
     "is_build_heading",
-    "last_words",
     "native_error",
     "says_nothing",
     "watchdog_end",
@@ -76,7 +76,7 @@ _NATIVE_HINT = re.compile(
     r"Fatal Python|fatal\s*:|Segmentation|Bus error|Illegal instr|Floating point exc|[Ss]egfault"
 )
 # glibc's words when the heap is broken. They come at the very end, often while a process that failed is torn down.
-_LAST_WORDS = re.compile(
+_HEAP = re.compile(
     r"^((?:free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate|corrupted (?:size vs|double)|double free or)"
     r"[\w ().:!-]{0,100}|\*\*\* stack smashing detected \*\*\*.*)$"
 )
@@ -90,9 +90,9 @@ def native_error(line: str) -> str | None:
     return next((found[1].strip() for pattern in _NATIVE if (found := pattern.match(line))), None)
 
 
-def last_words(line: str) -> str | None:
+def heap_error(line: str) -> str | None:
     """What the C library says of a broken heap: the cause only where nothing else is."""
-    found = _LAST_WORDS.match(line) if line[:1] in "fmrcd*" else None
+    found = _HEAP.match(line) if line[:1] in "fmrcd*" else None
     return found[1].strip() if found else None
 
 

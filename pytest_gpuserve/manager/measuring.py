@@ -336,8 +336,8 @@ def fallbacks_of(log: Path) -> tuple[Fallback, ...]:
 
 def _perhaps_why(handle: ServerHandle) -> list[str]:
     """What the server's log says of itself that makes it slow: a place to look, and no proof."""
-    said = [one.what for one in fallbacks_of(handle.log_path)]
-    return [f"the server's log says, which may be why: {'; '.join(said)}"] if said else []
+    reasons = [one.what for one in fallbacks_of(handle.log_path)]
+    return [f"the server's log says, which may be why: {'; '.join(reasons)}"] if reasons else []
 
 
 def _conclusion(loads: Sequence[Measured], handle: ServerHandle) -> Finding:

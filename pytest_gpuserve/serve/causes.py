@@ -93,9 +93,9 @@ class Cause:
     """One candidate. `line` is what a person should read, `block` what stands around it in the log.
 
     `kind` is `fatal` (SGLang says so), `native`, `traceback`, `argparse`, `watchdog`, `collective` (one that did not
-    end: `message` names it), `nccl`, `last-words` (of the C library) or `died` (of a process: `line` names it). `who`
-    is the process, such as `scheduler TP1`, empty if unknown. `files` are the traceback's, outermost first. `at` is the
-    index of its line.
+    end: `message` names it), `nccl`, `heap` (the C library finds it broken) or `died` (of a process: `line` names it).
+    `who` is the process, such as `scheduler TP1`, empty if unknown. `files` are the traceback's, outermost first. `at`
+    is the index of its line.
 
     Where the error that was raised only says that something failed, it is the `heading`, and `line` the reason.
     `seconds` are a watchdog's. `killed`: a compiler was ended by SIGKILL.
@@ -197,7 +197,7 @@ def first_cause(causes: Sequence[Cause], *, alive_at: int = -1) -> Cause | None:
         for cause in causes:
             if cause.kind == kind and not cause.echo and (kind == "fatal" or cause.at > alive_at):
                 return cause
-    for kinds in (("collective",), ("nccl",), ("fatal", "native", "traceback"), ("last-words",), ("died",)):
+    for kinds in (("collective",), ("nccl",), ("fatal", "native", "traceback"), ("heap",), ("died",)):
         for cause in causes:
             if cause.kind in kinds and cause.at > alive_at:
                 return cause
@@ -304,8 +304,8 @@ class _Reader:
                 self.found.append(Cause("native", f"{_ASSERTED}{assertion}", at, message=assertion, block=(line,)))
         elif error := words.native_error(line):
             self.found.append(Cause("native", error, at, block=(line,)))
-        elif error := words.last_words(line):
-            self.found.append(Cause("last-words", error, at, block=(line,)))
+        elif error := words.heap_error(line):
+            self.found.append(Cause("heap", error, at, block=(line,)))
 
 
 def _stands_alone(line: str) -> bool:

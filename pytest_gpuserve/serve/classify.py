@@ -259,7 +259,8 @@ def _compiler_killed(case: _Case, cause: Cause) -> Failure | None:
         or "estimated: little but the kernel kills a compiler so, but neither its log nor a cgroup's count says it"
     )
     message = (
-        f"host memory ran out {case.where}: a compiler was killed ({proof}); with fewer jobs (MAX_JOBS) it needs less"
+        f"host memory ran out {case.where}: a compiler was killed ({proof}); MAX_JOBS in the matrix' env bounds how "
+        "many run at once"
     )
     return case.failure(Kind.OOM, f"{message}: {case.line}", line="host memory ran out: a compiler was killed")
 
@@ -324,7 +325,7 @@ def _last_batch(case: _Case, cause: Cause) -> str:
     if case.ending.phase.rank < Phase.READY.rank:
         return ""
     batch = patterns("").batch_of
-    last = next((said for line in reversed(case.ending.lines[: cause.at + 1]) if (said := batch(line))), "")
+    last = next(filter(None, map(batch, reversed(case.ending.lines[: cause.at + 1]))), "")
     return f" (its last batch: {last})" if last else ""
 
 

@@ -58,9 +58,9 @@ class PhaseTracker:
         """True if the rank that logs `line` begins to set up one more model: the draft model."""
         if phase not in (Phase.DIST_INIT, Phase.WEIGHTS) or not self._patterns.sets_up_model(line):
             return False
-        said = phase, self._patterns.rank_of(line)
-        if said not in self._set_up:
-            self._set_up.add(said)
+        beginning = phase, self._patterns.rank_of(line)
+        if beginning not in self._set_up:
+            self._set_up.add(beginning)
             return False
         loaded = Phase.KV_CACHE.rank <= self.phase.rank < Phase.WARMUP.rank
         if loaded and not self._overlap:

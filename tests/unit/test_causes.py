@@ -832,7 +832,7 @@ def test_a_hang_of_a_silent_server_names_no_phase() -> None:
         [
             words.after_bar,
             words.native_error,
-            words.last_words,
+            words.heap_error,
             words.device_assertion,
             words.watchdog_end,
             words.collective_timeout,
