@@ -28,6 +28,7 @@ __all__ = [
     "native_error",
     "says_nothing",
     "watchdog_end",
+    "without_place",
 ]
 
 _LONGEST = 2_000  # characters of a line that can be a reason; compiler command lines are longer
@@ -158,7 +159,9 @@ _RAN = re.compile(r"ran for (\d{1,12}) milliseconds")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,12})")
 _GLOO = re.compile(r"Timed out waiting (\d{1,12})ms for (\w{1,20}) operation to complete")
 _DEEPEP = re.compile(r"DeepEP error: (?:CPU recv timeout|timeout \((\w{1,20}) CPU\))")
-_STUCK = re.compile(r"ProcessGroupNCCL's watchdog got stuck for (\d{1,8}) seconds")
+_STUCK = re.compile(
+    r"ProcessGroupNCCL's watchdog got stuck for (\d{1,8}) seconds|due to ProcessGroupNCCL watchdog hang"
+)
 
 
 def collective_timeout(line: str) -> Collective | None:
@@ -176,7 +179,7 @@ def collective_timeout(line: str) -> Collective | None:
     if deepep := _DEEPEP.search(line):
         return Collective(f"DeepEP's {deepep[1] or 'dispatch'}", rank, 0.0)
     if stuck := _STUCK.search(line):
-        return Collective("", rank, float(stuck[1]))
+        return Collective("", rank, float(stuck[1] or 0))
     return None
 
 
@@ -292,14 +295,20 @@ _NOTHING = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(rf"({_SOURCE})(?::\d|\(\d|, line)")
+_AT = re.compile(r"[ (]{1,2}(?:at|in) \S{1,300}:\d{1,6}\)?$")
 _LIBRARY = re.compile(r"/torch/|/lib/python3[.\d]*/(?!site-packages|dist-packages)|^<|/threading\.py|/contextlib\.py")
 
 
 def says_nothing(message: str) -> bool:
     """True if the end of `message` does not tell what failed: `invalid argument`, an assertion without a text."""
-    text = message.strip()[:_LONGEST]
+    text = without_place(message.strip()[:_LONGEST])
     quoted = re.search(r"'([^']{1,80})'$", text)
     return any(_NOTHING.match(part) for part in (text, text.rpartition(": ")[2], quoted[1] if quoted else "x"))
+
+
+def without_place(line: str) -> str:
+    """`line` without the ` at FILE:LINE` at its end, whose path differs from machine to machine."""
+    return _AT.sub("", line)
 
 
 def frame_name(frames: Sequence[tuple[str, str]], line: str = "") -> str:

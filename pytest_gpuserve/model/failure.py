@@ -38,7 +38,7 @@ ADDRESS = r"(?<![0-9A-Za-z])0x[0-9a-fA-F]+|\b(?=[0-9a-f]{0,31}[a-f])(?=[0-9a-f]{
 NUMBER = (
     r"\b\d+(?:\.\d+)?\b|\b\d+(?=[xX]\d)|(?<=\d[xX])\d+(?=[xX]\d|\b)|"
     r"\b\d+(?:\.\d+)?(?=(?:[KMGT]i?B|[kKMGT]b|B|ms|us|µs|ns|s|min|h|x|it)\b)|"
-    r"(?:(?<=\b[TDPE]P)|(?<=\b[Rr]ank)|(?<=\bGPU)|(?<=\bgpu))\d+\b"
+    r"(?:(?<=\b[TDPE]P)|(?<=_[TDPE]P)|(?<=\b[Rr]ank)|(?<=\bGPU)|(?<=\bgpu))\d+\b"
 )
 
 _NORMALISE: tuple[tuple[re.Pattern[str], str], ...] = (

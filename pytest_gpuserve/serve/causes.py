@@ -381,7 +381,7 @@ def explained(cause: Cause, causes: Sequence[Cause], lines: Sequence[str]) -> Ca
     if words.says_nothing(cause.message if cause.type else cause.line) or _SEGFAULT.search(cause.line):
         frames = cause.frames or _frames_below(lines[cause.at : cause.at + _FRAMES_BELOW])
         place = words.frame_name(frames, cause.line) or _second_line(cause)
-        return _with_line(cause, f"{cause.line} (in {place})" if place else cause.line)
+        return _with_line(cause, f"{words.without_place(cause.line)} (in {place})" if place else cause.line)
     return cause
 
 
@@ -402,9 +402,9 @@ def _built(cause: Cause, lines: Sequence[str]) -> Cause:
     below = [plain(line) for line in lines[cause.at : cause.at + _BELOW]]
     above = [plain(line) for line in lines[max(0, cause.at - _ABOVE) : cause.at]]
     reason = words.build_reason(cause.line, below) or words.build_reason(cause.line, above)
-    if reason is None:
-        return cause
     error = f"{cause.type}: {cause.message.strip()}" if cause.type and cause.message else cause.line
+    if reason is None:
+        return _with_line(cause, error)
     heading = re.sub(r"(?:\. Ninja output)?[:\s]*$", "", error)
     heading = heading if len(heading) <= 120 else f"{heading[:120]} …"
     return replace(

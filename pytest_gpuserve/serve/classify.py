@@ -98,12 +98,15 @@ class _Case:
         ending = self.ending
         if ending.conclusion and ending.conclusion not in message:
             message = f"{message.rstrip('.')}. {ending.conclusion}"
+        line = line or (_steady(self.cause.line) if self.cause else "")
+        text = self._text()
         return Failure.of(
             kind,
             ending.phase,
             message,
-            line=line or (_steady(self.cause.line) if self.cause else ""),
-            text=self._text(),
+            line=line,
+            # An entry that is written from this failure quotes the line of its signature: the text holds it.
+            text=text if not line or line in text.splitlines() else f"{line}\n{text}".strip(),
             evidence=ending.evidence,
             retryable=retryable,
         )

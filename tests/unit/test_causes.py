@@ -215,6 +215,15 @@ CASES = [
         more={"first_dead": ABORTED},
     ),
     Case(
+        "the watchdog that is stuck ends the process, in its last words",
+        SERVING
+        + "[rank1]:[F1130 10:10:44 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 1] Terminating the process "
+        + "after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.\n",
+        Kind.HANG,
+        ("a collective operation of rank 1 did not end",),
+        more={"first_dead": ABORTED},
+    ),
+    Case(
         "a peer was killed before: the others only waited",
         SERVING + collective(),
         Kind.CRASH,
@@ -545,6 +554,12 @@ CASES = [
         ("The configuration is wrong: page size 1 needs FA3",),
     ),
     Case(
+        "native code names its own place",
+        CAPTURING + f"{BAR}CUDA Error: invalid argument at /w/csrc/moe_align.cu:12\n",
+        Kind.CRASH,
+        ("(in moe_align.cu)",),
+    ),
+    Case(
         "older words of the same macro (vllm#5613)",
         CAPTURING + "Failed: /w/csrc/custom_all_reduce.cuh:310 'invalid argument'\n",
         Kind.CRASH,
@@ -766,6 +781,19 @@ def test_compare_proposes_the_compilers_words(build: str, pattern: str) -> None:
     assert pattern in proposed
     assert "Ninja" not in proposed
     assert proposed in failure.text
+
+
+def test_compare_proposes_the_reason_and_never_a_line_that_came_last_by_chance() -> None:
+    asserted = judge(SERVING + indexing("srcIndex < srcSelectDimSize") + "Decode batch, nothing wrong\n", exit=-6)
+    assert "srcIndex < srcSelectDimSize" in salient(asserted.to_json())
+    killed = judge(CAPTURING + f"{BAR}\n", first_dead="sglang::scheduler_TP0 (pid 31), signal 7")
+    assert salient(killed.to_json()) == "sglang::scheduler_TP"
+    for failure in (asserted, killed):
+        assert salient(failure.to_json()) in failure.text
+
+
+def test_a_build_without_a_reason_is_called_as_before() -> None:
+    assert judge(CAPTURING + ninja()).signature.startswith("RuntimeError: Ninja build failed. Ninja output: #")
 
 
 def test_errors_that_say_nothing_differ_by_their_place_and_not_by_its_line() -> None:

@@ -46,6 +46,7 @@ def test_the_choice_that_was_refused_is_part_of_a_rejection() -> None:
         ("Tried to allocate 12GiB, 3.5 GiB free", "Tried to allocate 8GiB, 1 GiB free"),
         ("no answer within 600000ms", "no answer within 1800000ms"),
         ("TP3 and rank12 wait for GPU0", "TP0 and rank1 wait for GPU7"),
+        ("sglang::scheduler_TP0, signal 6", "sglang::scheduler_TP7, signal 6"),
         ("at 0x7f00aB in f", "at 0x55 in f"),
         ("request 5f2c9d8e7a6b5c4d3e2f1a0b9c8d7e6f is lost", "request 0b9c8d7e6f5f2c9d8e7a6b5c4d3e2f1a is lost"),
     ],
