@@ -139,6 +139,20 @@ def _compare(arguments: Sequence[str]) -> int:
     return compare_main(arguments)
 
 
+def _report(arguments: Sequence[str]) -> int:
+    """A page of one record, or of several side by side; or a bug report for one failed cell."""
+    from pytest_gpuserve.report.command import report_main
+
+    return report_main(arguments)
+
+
+def _history(arguments: Sequence[str]) -> int:
+    """A cell over the runs of a report folder: outcome, speed, and what moved."""
+    from pytest_gpuserve.report.command import history_main
+
+    return history_main(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "plan": _plan,
     "preflight": _preflight,
@@ -146,6 +160,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "status": _status,
     "reap": _reap,
     "compare": _compare,
+    "report": _report,
+    "history": _history,
 }
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare.pair import pairs
 from pytest_gpuserve.compare.stack import moved
-from pytest_gpuserve.errors import UsageError
-from pytest_gpuserve.preflight.record import VOLATILE, VOLATILE_ENV, check_schema, failure_of
+from pytest_gpuserve.preflight.record import VOLATILE, VOLATILE_ENV, failure_of
 from pytest_gpuserve.report.describe import one_line
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.compare.values import Moved
     from pytest_gpuserve.model.failure import Failure
 
-__all__ = ["FINDINGS", "Bump", "BumpReport", "BumpRow", "OptionChange", "compare_preflights", "records_of"]
+__all__ = ["FINDINGS", "Bump", "BumpReport", "BumpRow", "OptionChange", "compare_preflights"]
 
 Record = dict[str, Any]
 
@@ -104,16 +103,6 @@ class BumpReport:
     def exit_code(self) -> int:
         """0 without findings, 1 with some, 2 when nothing could be compared."""
         return int(self.findings > 0) if self.comparable else 2
-
-
-def records_of(data: Record, source: str) -> list[Record]:
-    """The records of a preflight file: one arch, or several under `runs`. UsageError if it is newer or not one."""
-    records = data.get("runs", [data])
-    for record in records:
-        if not isinstance(record, dict) or not {"arch", "status", "options", "cells", "versions"} <= record.keys():
-            raise UsageError(f"{source}: not a preflight record: arch, status, options, cells or versions is missing.")
-        check_schema(record, source)
-    return list(records)
 
 
 def compare_preflights(a: list[Record], b: list[Record]) -> BumpReport:

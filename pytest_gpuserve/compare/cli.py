@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.compare import bump_render, compare, render
-from pytest_gpuserve.compare.bump import compare_preflights, records_of
+from pytest_gpuserve.compare.bump import compare_preflights
 from pytest_gpuserve.compare.lists import KNOWN_BAD, patch_of
 from pytest_gpuserve.errors import GpuserveError, UsageError
+from pytest_gpuserve.preflight.record import records_of
 from pytest_gpuserve.report.store import read_json, read_run, write_text_atomic
 
 if TYPE_CHECKING:

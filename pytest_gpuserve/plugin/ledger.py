@@ -18,6 +18,8 @@ from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.model.record import CellRecord
 from pytest_gpuserve.plugin.work import name_of
 from pytest_gpuserve.report import github, markdown
+from pytest_gpuserve.report.command import earlier_runs
+from pytest_gpuserve.report.html import Side, page, past_of
 from pytest_gpuserve.report.store import (
     Events,
     run_header,
@@ -183,6 +185,8 @@ class Ledger:
         comparison = self._comparison()
         text = markdown.summary(self.record, comparison)
         write_text_atomic(self._folder / "summary.md", text)
+        earlier = past_of(earlier_runs(self._folder, self.record))
+        write_text_atomic(self._folder / "report.html", page([Side(self.record, self._folder, earlier)]))
         step = os.environ.get("GITHUB_STEP_SUMMARY")
         if step:
             record = self.record

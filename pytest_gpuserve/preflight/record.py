@@ -53,7 +53,7 @@ from pytest_gpuserve.model.phase import Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEMA", "VOLATILE", "VOLATILE_ENV", "check_schema", "failure_of", "settings_of", "summary"]
+__all__ = ["SCHEMA", "VOLATILE", "VOLATILE_ENV", "check_schema", "failure_of", "records_of", "settings_of", "summary"]
 
 SCHEMA = 1
 
@@ -172,3 +172,13 @@ def check_schema(record: Mapping[str, Any], where: str) -> None:
             f"{where}: preflight record of schema {record['schema']}, this version reads up to {SCHEMA}; "
             "update pytest-gpuserve, or write the record again"
         )
+
+
+def records_of(data: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """The records of a preflight file: one arch, or several under `runs`. UsageError if it is newer or not one."""
+    records = data.get("runs", [data])
+    for record in records:
+        if not isinstance(record, dict) or not {"arch", "status", "options", "cells", "versions"} <= record.keys():
+            raise UsageError(f"{source}: not a preflight record: arch, status, options, cells or versions is missing.")
+        check_schema(record, source)
+    return list(records)

@@ -31,6 +31,7 @@ __all__ = [
     "retirements",
     "row_of",
     "seconds",
+    "single_stream",
     "speed",
     "versions_of",
     "why",
@@ -106,6 +107,15 @@ def speed(cell: Cell) -> float | None:
     found = [item for item in cell.get("measurements") or () if item.get("metric") == "output_throughput"]
     found.sort(key=lambda item: (item.get("load") != "single-stream", bool(item.get("test"))))
     return next((float(item["median"]) for item in found if item.get("median") is not None), None)
+
+
+def single_stream(cell: Cell) -> float | None:
+    """The built-in check's median output throughput of one stream, tok/s; None if it was not measured."""
+    for item in cell.get("measurements") or ():
+        which = (item.get("metric"), item.get("load"), item.get("test") or "")
+        if which == ("output_throughput", "single-stream", "") and item.get("median") is not None:
+            return float(item["median"])
+    return None
 
 
 def seconds(cell: Cell) -> float | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "RUN",
     "Events",
     "cell_folder",
     "dump_json",

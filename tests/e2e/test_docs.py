@@ -35,6 +35,7 @@ TOX = {
     "tox": None,  # those of its env_list
     "tox -e real-cpu": "real-cpu",
     "tox -e gpu": "gpu",
+    "tox -e page": "page",
     "pip install -e .": "lint",  # package = editable
     "pip install tox": "lint",  # what runs it was installed so
     'python -m venv /envs/new && /envs/new/bin/pip install "sglang==0.5.23"': "preflight",
@@ -72,6 +73,9 @@ RUN = {
     "pytest --gpu-matrix auto": Run(),
     "pytest --gpu-matrix auto -n 4": Run(),
     "gpuserve compare before.json after.json": Run((1,), "BROKE"),
+    "gpuserve report before.json after.json -o both.html": Run(says="both.html"),
+    "gpuserve report after.json --issue sm120-m-attention.flashinfer": Run(says="### Reproduction"),
+    "gpuserve history sm120-m-baseline --simulated": Run(says="passed"),
     "gpuserve status": Run((0, 1), ""),  # 1: something else on this machine left something
     "gpuserve validate": Run(says="0 problems"),
     "pytest --gpu-matrix sm120 --gpu-server-python=/envs/old/bin/python --gpu-report old": Run(),
@@ -185,7 +189,7 @@ def recorded(project: Path) -> Path:
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
 def test_the_commands_of_a_page(page: Path, project: Path, request: pytest.FixtureRequest) -> None:
     todo = [command for command in commands(page) if command in RUN]
-    if "gpuserve compare before.json after.json" in todo:
+    if any("before.json after.json" in command for command in todo):
         request.getfixturevalue("recorded")
     for path, version in (("opt/sglang", "0.5.23"), ("envs/old", "0.5.17"), ("envs/new", "0.5.23")):
         if any(f"/{path}/" in command for command in todo):

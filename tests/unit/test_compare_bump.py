@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_gpuserve.compare import bump_render
-from pytest_gpuserve.compare.bump import Bump, BumpReport, compare_preflights, records_of
+from pytest_gpuserve.compare.bump import Bump, BumpReport, compare_preflights
 from pytest_gpuserve.errors import UsageError
+from pytest_gpuserve.preflight.record import records_of
 
 GOLDEN = Path(__file__).parent / "golden"
 ERROR = "launch_server.py: error: argument --attention-backend: invalid choice: '{}' (choose from {})"
