@@ -418,6 +418,8 @@ async function start() {
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   window.addEventListener("hashchange", openLinked);
   openLinked();
+  document.body.getBoundingClientRect();
+  performance.mark("drawn");
   document.documentElement.dataset.ready = "yes";
 }
 start().catch((error) => {
