@@ -139,6 +139,13 @@ def _compare(arguments: Sequence[str]) -> int:
     return compare_main(arguments)
 
 
+def _merge(arguments: Sequence[str]) -> int:
+    """One record of several: shards, machines, archs."""
+    from pytest_gpuserve.compare.merge import merge_main
+
+    return merge_main(arguments)
+
+
 def _report(arguments: Sequence[str]) -> int:
     """A page of one record, or of several side by side; or a bug report for one failed cell."""
     from pytest_gpuserve.report.command import report_main
@@ -160,6 +167,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "status": _status,
     "reap": _reap,
     "compare": _compare,
+    "merge": _merge,
     "report": _report,
     "history": _history,
 }

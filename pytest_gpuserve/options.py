@@ -94,6 +94,13 @@ def _positive(value: str, _base: Path) -> float:
     return number
 
 
+def _share(value: str, _base: Path) -> tuple[int, int]:
+    index, slash, count = value.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ValueError("K/N with K from 1 to N, such as 2/3")
+    return int(index), int(count)
+
+
 def _one_of(*words: str) -> Callable[[str, Path], str]:
     def parse(value: str, _base: Path) -> str:
         if value not in words:
@@ -182,6 +189,19 @@ TABLE: tuple[Option, ...] = (
         "code",
         _file,
         "FILE",
+    ),
+    Option(
+        "shard",
+        "Run this machine's share of the cells: the K-th of N, the same on every machine; a model stays whole",
+        _share,
+        "K/N",
+    ),
+    Option(
+        "history",
+        "The record whose times balance the shards; give the same file to all of them",
+        _file,
+        "FILE",
+        default="estimates from the matrix alone",
     ),
     Option("budget", "Start no new cell after that many minutes; the rest is not-run", _positive, "MINUTES"),
     Option(

@@ -19,6 +19,7 @@ __all__ = [
     "group",
     "in_launch_order",
     "makespan",
+    "shares",
     "without_cell",
 ]
 
@@ -121,6 +122,28 @@ def group(nodeids: Sequence[str], ids: frozenset[str] | Mapping[str, object]) ->
 def estimate(cell: Cell, history: Mapping[str, float] | None = None) -> float:
     """Seconds the cell may take: what it took last time, else a rule of thumb by the number of GPUs."""
     return (history or {}).get(cell.id) or _START_SECONDS + _GPU_SECONDS * cell.gpus
+
+
+def shares(cells: Sequence[Cell], count: int, history: Mapping[str, float] | None = None) -> list[list[Cell]]:
+    """`cells` dealt out to `count` machines. Pure and deterministic: every machine finds the same shares.
+
+    A model of one arch stays whole, with its baseline: ratios and outputs are compared on one machine. The models go,
+    largest first, each to the machine that has least so far; what a cell costs is its seconds times its GPUs.
+    """
+    models: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        models.setdefault((cell.arch, cell.model.name), []).append(cell)
+
+    def cost(unit: Sequence[Cell]) -> float:
+        return sum(estimate(cell, history) * max(cell.gpus, 1) for cell in unit)
+
+    found: list[list[Cell]] = [[] for _ in range(count)]
+    loads = [0.0] * count
+    for unit in sorted(models.values(), key=lambda unit: (-cost(unit), unit[0].arch, unit[0].model.name)):
+        least = loads.index(min(loads))
+        found[least] += unit
+        loads[least] += cost(unit)
+    return found
 
 
 def makespan(cells: Iterable[Cell], gpus: int, workers: int, history: Mapping[str, float] | None = None) -> float:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpuserve.compare.judge import WORKS, Checks, judge
 from pytest_gpuserve.compare.pair import pairs
 from pytest_gpuserve.compare.stack import moved, speed_refusal, warnings
 from pytest_gpuserve.compare.values import FINDINGS, Change, Comparison, Measure, Moved, Row
+from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.report.describe import matrix_names
+from pytest_gpuserve.report.parts import archs_of, by_stack, of_arch
 
 __all__ = ["FINDINGS", "Change", "Comparison", "Measure", "Moved", "Row", "compare"]
+
+_ORDER = {change: number for number, change in enumerate(Change)}
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
@@ -19,13 +24,49 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
 
     Every cell of either record is in exactly one row, and what has no result on either side is NOT-RUN, never SAME.
     """
+    olds, news = by_stack(a), by_stack(b)
+    if len(olds) == len(news) == 1:
+        return _one_stack(olds[0], news[0])
+    return _several_stacks(olds, news)
+
+
+def _several_stacks(olds: list[dict[str, Any]], news: list[dict[str, Any]]) -> Comparison:
+    """Merged records of several archs: each arch's cells are compared with that arch's, on their own stacks."""
+    found = []
+    for arch in sorted({arch for record in (*olds, *news) for arch in archs_of(record)}):
+        old, new = _of_arch(olds, arch, "first"), _of_arch(news, arch, "second")
+        found.append((arch, _one_stack(old, new)))
+    rows = [row for _, comparison in found for row in comparison.rows]
+    return Comparison(
+        title="; ".join(comparison.title for _, comparison in found),
+        warnings=tuple(f"{arch}: {text}" for arch, comparison in found for text in comparison.warnings),
+        moved=tuple(
+            replace(item, what=f"{arch}: {item.what}") for arch, comparison in found for item in comparison.moved
+        ),
+        rows=tuple(sorted(rows, key=lambda row: _ORDER[row.change])),
+        simulated=any(comparison.simulated for _, comparison in found),
+        comparable=any(comparison.comparable for _, comparison in found),
+    )
+
+
+def _of_arch(records: list[dict[str, Any]], arch: str, which: str) -> dict[str, Any]:
+    """The one record of an arch; an empty one where there is none. UsageError where it ran on several stacks."""
+    having = [record for record in records if arch in archs_of(record)]
+    if len(having) > 1:
+        raise UsageError(
+            f"the {which} record holds {arch} on {len(having)} stacks: which of them is meant? Compare the records "
+            "that were merged, or look at them side by side with gpuserve report"
+        )
+    return of_arch(having[0] if having else records[0], arch)
+
+
+def _one_stack(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
     paired = list(pairs(_whole(a), _whole(b)))
     refusal = speed_refusal(a, b)
     fail = _failing(paired)
     checks_a, checks_b = _checks(a, fail), _checks(b, fail)
     rows = [judge(old, new, checks_a, checks_b, refusal) for old, new in paired]
-    order = {change: number for number, change in enumerate(Change)}
-    rows.sort(key=lambda row: order[row.change])
+    rows.sort(key=lambda row: _ORDER[row.change])
     names = dict.fromkeys((matrix_names(a), matrix_names(b)))
     return Comparison(
         title=f"{' and '.join(names)}: {_sglang(a)} → {_sglang(b)}",

@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.knownbad import KnownBad
     from pytest_gpuserve.model.settings import Settings
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "Shard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """`index` of `of` machines, counted from 1; `whole` are the ids of the cells of all of them, in their order."""
+
+    index: int
+    of: int
+    whole: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a run's record: `gpuserve merge` finds by it what is missing."""
+        return {"index": self.index, "of": self.of, "whole": list(self.whole)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +66,7 @@ class Plan:
     folder: Path | None = None
     owners: tuple[int, ...] = field(default=())
     marked: Mapping[str, tuple[Floor, ...]] = field(default_factory=dict)
+    shard: Shard | None = None
 
     @property
     def simulated(self) -> bool:

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pytest_gpuserve.errors import FileProblems, UsageError
+from pytest_gpuserve import schedule
+from pytest_gpuserve.errors import FileProblems, GpuserveError, UsageError
 from pytest_gpuserve.gpu import lockdir
 from pytest_gpuserve.manager import machine as machines
-from pytest_gpuserve.manager.plan import Plan
+from pytest_gpuserve.manager.plan import Plan, Shard
 from pytest_gpuserve.manager.weights import missing_model
 from pytest_gpuserve.matrix.expand import expand_all
 from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_paths
@@ -23,6 +24,7 @@ from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_b
 from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.preflight.run import PRETENDED
+from pytest_gpuserve.report.store import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,6 +92,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
             cells += expansion.cells
             left_out += expansion.left_out
     _refuse_twins(cells)
+    cells, shard = _share(settings, cells)
     plan = Plan(
         settings=settings,
         run_id=secrets.token_hex(6),
@@ -106,6 +109,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         lock_dir=_lock_dir(settings, _shared_machine()),
         scenario=scenario,
         owners=(os.getpid(),),
+        shard=shard,
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
     return dataclasses.replace(plan, cells=fitted).ordered()
@@ -207,6 +211,29 @@ def _versions(settings: Settings) -> dict[str, str]:
         if settings.plan:
             raise UsageError(f"{error}; a plan for the versions of the simulation: add --gpu-sim 8xsm120") from None
         raise
+
+
+def _share(settings: Settings, cells: list[Cell]) -> tuple[list[Cell], Shard | None]:
+    """This machine's cells, and what the record says of the share; all cells where no share is asked for."""
+    if settings.shard is None:
+        return cells, None
+    index, count = settings.shard
+    history = _times(settings)
+    mine = {cell.id for cell in schedule.shares(cells, count, history)[index - 1]}
+    return [cell for cell in cells if cell.id in mine], Shard(index, count, tuple(cell.id for cell in cells))
+
+
+def _times(settings: Settings) -> dict[str, float]:
+    """Seconds of each cell in the record of `--gpu-history`; a simulation's say nothing of real servers."""
+    if settings.history is None:
+        return {}
+    try:
+        record = read_run(settings.history)
+    except GpuserveError as error:
+        raise UsageError(f"--gpu-history: {error}") from error
+    if record["simulated"] and settings.sim is None:
+        raise UsageError(f"--gpu-history: {settings.history} is of a simulation: its times are invented")
+    return {cell["id"]: float(total) for cell in record["cells"] if (total := (cell.get("timings") or {}).get("total"))}
 
 
 def _refuse_twins(cells: Iterable[Cell]) -> None:

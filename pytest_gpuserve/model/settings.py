@@ -32,6 +32,8 @@ class Settings:
     no_control: bool = False
     report: Path = field(kw_only=True)
     compare: Path | None = None
+    shard: tuple[int, int] | None = None
+    history: Path | None = None
     budget: float | None = None
     server_python: str | None = None
     server_env: tuple[str, ...] = ()

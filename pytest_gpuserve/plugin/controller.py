@@ -111,6 +111,9 @@ class Controller:
             f"gpuserve: {told}{number(len(plan.cells), 'cell')} of {names}",
             f"gpuserve: {gpus}; sglang {plan.versions.get('sglang', 'unknown')} {source}",
         ]
+        if plan.shard is not None:
+            share = f"{number(len(plan.cells), 'cell')} of {len(plan.shard.whole)}"
+            lines.append(f"gpuserve: shard {plan.shard.index} of {plan.shard.of}: {share}")
         return lines + ([f"gpuserve: writes to {plan.folder}"] if plan.folder else [])
 
     # -- what is going to run ------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class Controller:
         finally:
             if self._line is not None:
                 self._line.close()
-            if self._settings.plan and self._selected and not session.testsfailed:
+            if (self._settings.plan and self._selected and not session.testsfailed) or self._idle_shard(session):
                 session.exitstatus = pytest.ExitCode.OK
             if self._ledger is not None:
                 ended = session.exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
@@ -201,12 +204,21 @@ class Controller:
                     # Whoever reads the record would read an older one, or none.
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def _idle_shard(self, session: pytest.Session) -> bool:
+        """More machines than models: there is nothing for this one to do, which is no mistake of anybody's."""
+        empty = self._plan is not None and self._plan.shard is not None and not self._plan.cells
+        return empty and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table of cells, or the plan."""
         if self._plan is None or self._selected is None:
             return
         tr = terminalreporter
-        if not self._selected:
+        if self._plan.shard is not None and not self._plan.cells:
+            shard = self._plan.shard
+            few = "there are fewer models than shards, and a model is never split"
+            tr.write_line(f"gpuserve: shard {shard.index} of {shard.of} has no cell: {few}")
+        elif not self._selected:
             if not tr.stats.get("error"):
                 tr.write_line(
                     f"gpuserve: no cell is selected, of {len(self.plan.cells)} in the matrix; --gpu-plan without -k "

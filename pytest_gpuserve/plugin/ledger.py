@@ -68,6 +68,7 @@ class Ledger:
                 {"name": matrix.name, "path": str(matrix.path), "title": matrix.title}
                 for matrix in plan.matrices.values()
             ],
+            shard=None if plan.shard is None else plan.shard.to_json(),
         )
 
     def begin(self, cells: Sequence[str], nodeids: Sequence[str]) -> None:

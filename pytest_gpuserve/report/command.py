@@ -13,9 +13,10 @@ from pytest_gpuserve.report.bug_report import bug_report
 from pytest_gpuserve.report.describe import one_line
 from pytest_gpuserve.report.folder import EVENTS, LATEST
 from pytest_gpuserve.report.history import Night, history_of, moved_between, steps
-from pytest_gpuserve.report.html import Side, page, past_of
+from pytest_gpuserve.report.html import LOG_END, Side, page, past_of
 from pytest_gpuserve.report.markdown import summary
-from pytest_gpuserve.report.store import RUN, cell_folder, read_json, read_run, write_text_atomic
+from pytest_gpuserve.report.parts import by_stack
+from pytest_gpuserve.report.store import RUN, read_json, read_run, write_text_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,15 +80,16 @@ def _sides(path: Path) -> list[Side]:
             return [Side(record) for record in records_of(data, str(path))]
     run = read_run(path)
     folder = _folder_of(path)
-    return [Side(run, folder, past_of(earlier_runs(folder, run)) if folder else {})]
+    past = past_of(earlier_runs(folder, run)) if (folder / EVENTS).is_file() else {}
+    return [Side(record, folder, past) for record in by_stack(run)]
 
 
-def _folder_of(path: Path) -> Path | None:
-    """The folder of the run that `path` names: where its cells' logs are. None if there are no cells beside it."""
-    for folder in (path, path.parent, path / LATEST, path / "runs" / LATEST):
-        if (folder / "cells").is_dir():
-            return folder.resolve()
-    return None
+def _folder_of(path: Path) -> Path:
+    """The folder that the cells' own folders in this record are relative to."""
+    if path.is_file():
+        return path.resolve().parent
+    places = (path, path / LATEST, path / "runs" / LATEST)
+    return next((one for one in places if (one / EVENTS).is_file()), path).resolve()
 
 
 def earlier_runs(folder: Path, run: dict[str, Any], most: int = _RUNS) -> list[dict[str, Any]]:
@@ -123,12 +125,10 @@ def _issue(paths: Sequence[Path], cell_id: str) -> str:
     cell = cells[cell_id]
     if not cell.get("failure"):
         raise UsageError(f"{paths[0]}: {cell_id} is {cell['outcome']} and has no failure to report")
-    folder = _folder_of(paths[0])
-    end = ""
-    if folder is not None:
-        file = cell_folder(folder, cell_id) / "log-end.txt"
-        end = file.read_bytes()[-6000:].decode("utf-8", "replace") if file.is_file() else ""
-    return bug_report(run, cell, end)
+    file = _folder_of(paths[0]) / str(cell.get("folder") or "") / LOG_END
+    end = file.read_bytes()[-6000:].decode("utf-8", "replace") if file.is_file() else ""
+    part = next(one for one in by_stack(run) if any(other["id"] == cell_id for other in one["cells"]))
+    return bug_report(part, cell, end)
 
 
 def history_main(arguments: Sequence[str]) -> int:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Side", "identity", "page", "past_of"]
+__all__ = ["LOG_END", "Side", "identity", "page", "past_of"]
 
 # Bytes of log text in one page, before it is compressed; and of one cell's.
 _LOG_ROOM = 1_500_000
 _LOG_EACH = 6_000
-_LOG_END = "log-end.txt"
+LOG_END = "log-end.txt"
 
 # What a person opens first: its log ends are read first, as long as there is room.
 _URGENT = (
@@ -88,7 +88,7 @@ class _LogEnds:
     def of(self, folder: Path) -> str:
         """The last lines of the cell's log, or "" if there are none or the page has no room left for them."""
         try:
-            data = (folder / _LOG_END).read_bytes()[-_LOG_EACH:]
+            data = (folder / LOG_END).read_bytes()[-_LOG_EACH:]
         except OSError:
             return ""
         if len(data) > self._room:

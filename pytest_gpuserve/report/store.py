@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "LATEST",
     "RUN",
     "Events",
     "cell_folder",
@@ -196,6 +197,7 @@ def run_header(
     host: str,
     gpus: Sequence[Mapping[str, Any]],
     matrices: Sequence[Mapping[str, Any] | str],
+    shard: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What is known of a run when it begins; also the fields of the event `run`, with `planned` beside them."""
     return {
@@ -210,6 +212,7 @@ def run_header(
         "host": host,
         "gpus": [dict(gpu) for gpu in gpus],
         "matrices": list(matrices),
+        **({} if shard is None else {"shard": dict(shard)}),
     }
 
 

@@ -45,6 +45,8 @@ def test_every_option_can_be_given_in_every_way(resolve, pytester: pytest.Pytest
         "known-bad": "file.yaml",
         "floors": "record",
         "report": "out",
+        "shard": "2/3",
+        "history": "file.yaml",
         "compare": "file.yaml",
         "budget": "2.5",
         "server-python": sys.executable,

@@ -126,3 +126,21 @@ def test_the_last_runs_time_is_a_better_estimate() -> None:
     one = cell("a")
     assert schedule.estimate(one, {one.id: 12.5}) == 12.5
     assert schedule.estimate(cell("a", gpus=8)) > schedule.estimate(one, {})
+
+
+@given(CELLS, st.integers(min_value=1, max_value=6))
+def test_shares_are_a_partition_that_splits_no_model(cells: list[Cell], count: int) -> None:
+    found = schedule.shares(cells, count)
+    assert found == schedule.shares(cells, count)
+    assert len(found) == count
+    assert sorted(one.id for share in found for one in share) == sorted(one.id for one in cells)
+    for name in {one.model.name for one in cells}:
+        assert sum(any(one.model.name == name for one in share) for share in found) == 1
+
+
+def test_shares_are_balanced_by_what_the_history_says() -> None:
+    cells = [cell(name) for name in "abcd"]
+    seconds = {"a": 100.0, "b": 60.0, "c": 50.0, "d": 10.0}
+    history = {f"sm120-{name}-baseline": value for name, value in seconds.items()}
+    found = [[one.model.name for one in share] for share in schedule.shares(cells, 2, history)]
+    assert found == [["a", "d"], ["b", "c"]]
