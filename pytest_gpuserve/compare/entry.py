@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from pytest_gpuserve.compare.edit import scalar
-from pytest_gpuserve.compare.stack import asked
+from pytest_gpuserve.compare.stack import asked, flags_of
 from pytest_gpuserve.matrix.known_bad import ISSUE_PLACEHOLDER
 from pytest_gpuserve.model.failure import ADDRESS, NEVER_EXPECTED, NUMBER, Kind, normalise
 from pytest_gpuserve.report.describe import IMPORTANT, one_line
@@ -108,7 +108,7 @@ def _delta(cell: Cell, baseline: Cell | None) -> dict[str, str]:
     if not axes or baseline is None:
         return axes
     found = {}
-    flags = cell.get("flags") or {}, baseline.get("flags") or {}
+    flags = flags_of(cell), flags_of(baseline)
     for prefix, (mine, theirs) in (("flag", flags), ("env", (asked(cell), asked(baseline)))):
         for key in mine.keys() | theirs.keys():
             value = mine.get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve import engine
 from pytest_gpuserve.compare.values import Moved
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import IMPORTANT
@@ -12,7 +13,7 @@ from pytest_gpuserve.report.describe import IMPORTANT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["asked", "moved", "speed_refusal", "warnings"]
+__all__ = ["asked", "flags_of", "moved", "speed_refusal", "warnings"]
 
 Record = dict[str, Any]
 
@@ -100,7 +101,7 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
     other = [
         (new["id"], text)
         for old, new in both
-        if (text := _differences(old.get("flags") or {}, new.get("flags") or {}, "--"))
+        if (text := _differences(flags_of(old), flags_of(new), "--"))
         or (_launched(old) and _launched(new) and (text := _differences(asked(old), asked(new), "")))
     ]
     if not other:
@@ -113,6 +114,11 @@ def _other_launches(both: list[tuple[Record, Record]]) -> list[str]:
 def _launched(cell: Mapping[str, Any]) -> bool:
     """The record of a cell that no server was started for has not what this tool sets for a start."""
     return bool(cell.get("server_starts") != 0)
+
+
+def flags_of(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Its flags by SGLang's own names: an older record has them as its matrix spelt them."""
+    return {engine.canonical(name): value for name, value in (cell.get("flags") or {}).items()}
 
 
 def asked(cell: Mapping[str, Any]) -> dict[str, Any]:

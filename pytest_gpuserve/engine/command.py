@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.engine.flags import canonical, refusal, size_problem, tensor_parallel
 from pytest_gpuserve.engine.version import release
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model import phase
@@ -22,29 +23,8 @@ _SERVE_PREFERRED = (0, 5, 10)
 _SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")
 _MODULE = ("-m", "sglang.launch_server")
 
-# argparse takes `--tp` only as an abbreviation of `--tp-size`, and calls `--pp` ambiguous: written out here.
-_WRITTEN_OUT = {
-    "tp": "tp-size",
-    "dp": "dp-size",
-    "pp": "pp-size",
-    "ep": "ep-size",
-    "speculative-algo": "speculative-algorithm",
-}
-_PARALLEL_SIZES = frozenset(
-    {
-        "tp-size",
-        "tensor-parallel-size",
-        "dp-size",
-        "data-parallel-size",
-        "pp-size",
-        "pipeline-parallel-size",
-        "ep-size",
-        "expert-parallel-size",
-    }
-)
-_DRAFT_MODEL = ("speculative-draft-model-path", "speculative-draft-model")
+_DRAFT_MODEL = "speculative-draft-model-path"
 _LOG_LEVEL = "log-level"
-_OURS = ("model-path", "model", "host", "port", "nccl-port", "api-key")
 
 
 def launcher(python: str, version: str) -> tuple[str, ...]:
@@ -55,22 +35,23 @@ def launcher(python: str, version: str) -> tuple[str, ...]:
 def argv(cell: Cell, *, python: str, version: str, model_path: str) -> tuple[str, ...]:
     """The command line, with `{host}`, `{port}`, `{nccl_port}` and `{api_key}` left open.
 
-    A flag's value True gives the bare flag, False leaves it out, a list gives several values. Adds `--tp-size` for
-    more than one GPU unless a parallel size is set, `--device cpu` for the arch `cpu`, and `--enable-metrics`, which
-    the token counter of the hang watch needs. UsageError where the cell sets what the supervisor must choose.
+    A flag's value True gives the bare flag, False leaves it out, a list gives several values. Adds the `--tp-size`
+    with which the server takes all GPUs of the cell, unless one is set, `--device cpu` for the arch `cpu`, and
+    `--enable-metrics`, which the token counter of the hang watch needs. UsageError where the cell sets what the
+    supervisor must choose, or sizes that do not take its GPUs; files with such cells are refused before.
     """
-    flags = {_WRITTEN_OUT.get(name, name): value for name, value in _without_dashes(cell).items()}
-    taken = [name for name in _OURS if name in flags]
-    if taken:
-        raise UsageError(
-            f"cell {cell.id}: --{taken[0]} cannot be a flag of a matrix, pytest-gpuserve sets it for each start; "
-            f"remove it{f' ({cell.where})' if cell.where else ''}"
-        )
+    flags = {canonical(name): value for name, value in _without_dashes(cell).items()}
+    place = f" ({cell.where})" if cell.where else ""
+    for name in flags:
+        if (reason := refusal(name)) is not None:
+            raise UsageError(f"cell {cell.id}: --{name} cannot be a flag of a matrix: it {reason}; remove it{place}")
     defaults: dict[str, FlagValue] = {}
     if cell.arch == "cpu":
         defaults["device"] = "cpu"
-    if cell.gpus > 1 and not _PARALLEL_SIZES & flags.keys():
-        defaults["tp-size"] = cell.gpus
+    elif problem := size_problem(flags, cell.gpus):
+        raise UsageError(f"cell {cell.id}: {problem}{place}")
+    if "tp-size" not in flags and (size := tensor_parallel(flags, cell.gpus)) > 1:
+        defaults["tp-size"] = size
     defaults["enable-metrics"] = True
     return (
         *launcher(python, version),
@@ -85,13 +66,13 @@ def argv(cell: Cell, *, python: str, version: str, model_path: str) -> tuple[str
 
 def draft_model(flags: Mapping[str, FlagValue]) -> str:
     """The draft model that a cell's flags name, as they name it; empty without one."""
-    given = {name.lstrip("-"): value for name, value in flags.items()}
-    return next((value for name in _DRAFT_MODEL if isinstance(value := given.get(name), str)), "")
+    value = {canonical(name): value for name, value in flags.items()}.get(_DRAFT_MODEL)
+    return value if isinstance(value, str) else ""
 
 
 def hides_phases(flags: Mapping[str, FlagValue]) -> str:
     """The flag that keeps the phases out of the log, such as `--log-level warning`; empty if none does."""
-    level = next((value for name, value in flags.items() if name.lstrip("-") == _LOG_LEVEL), None)
+    level = {canonical(name): value for name, value in flags.items()}.get(_LOG_LEVEL)
     return f"--{_LOG_LEVEL} {level}" if phase.hides_phases(level) else ""
 
 

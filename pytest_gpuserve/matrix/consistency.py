@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.errors import FileProblems
+from pytest_gpuserve.matrix.expand import expand
 from pytest_gpuserve.matrix.merge import contradictions, facts_for, levels_of
+from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.matrix.when import describe
 from pytest_gpuserve.model.arch import family_of, is_arch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpuserve.errors import Where
     from pytest_gpuserve.matrix.types import Include, Level, Matrix
@@ -43,6 +46,8 @@ def check(reader: Reader, matrix: Matrix) -> None:
     _check_reach(reader, matrix, "defaults", matrix.flags, matrix.env, None)
     for model in matrix.models.values():
         _check_reach(reader, matrix, f"models.{model.name}", model.flags, model.env, model.where)
+    _check_nulls(reader, matrix)
+    _check_cells(reader, matrix)
 
 
 def _unfit(matrix: Matrix, model: ModelSpec, axes: Mapping[str, str], levels: Iterable[Level]) -> list[Level]:
@@ -79,7 +84,7 @@ def _check_reach(
     matrix: Matrix,
     owner: str,
     flags: Mapping[str, object],
-    env: Mapping[str, str],
+    env: Mapping[str, object],
     where: Where | None,
 ) -> None:
     """A setting that every level of some axis overrides is never used: most likely a misunderstanding."""
@@ -94,3 +99,42 @@ def _check_reach(
                         where or first.where,
                         f"{owner}.{kind}.{name} is never used: every level of axis {axis} sets it itself",
                     )
+
+
+def _check_nulls(reader: Reader, matrix: Matrix) -> None:
+    """A null that takes away what nothing sets is most likely a misspelt name."""
+    levels = [level for named in matrix.axes.values() for level in named.values()]
+    for model in matrix.models.values():
+        _check_null(reader, f"models.{model.name}", model, [matrix])
+    for level in levels:
+        others = [other for other in levels if other.axis != level.axis]
+        _check_null(reader, f"level {level}", level, [matrix, *matrix.models.values(), *others])
+
+
+def _check_null(
+    reader: Reader, who: str, owner: ModelSpec | Level, before: Sequence[Matrix | ModelSpec | Level]
+) -> None:
+    for kind in ("flag", "env"):
+        given = _given(owner, kind)
+        for name in [name for name, value in given.items() if value is None]:
+            known = [key for one in before for key, value in _given(one, kind).items() if value is not None]
+            if name not in known:
+                what = "flag" if kind == "flag" else "variable"
+                reader.add(
+                    owner.places[f"{kind}.{name}"],
+                    f"{who}: null takes the {what} '{name}' away, and nothing before it sets that"
+                    f"{did_you_mean(name, known)}",
+                )
+
+
+def _given(owner: Matrix | ModelSpec | Level, kind: str) -> Mapping[str, object]:
+    return owner.flags if kind == "flag" else owner.env
+
+
+def _check_cells(reader: Reader, matrix: Matrix) -> None:
+    """What only a whole cell shows: here already, so that it is reported beside every other problem of the files."""
+    for arch in concrete_archs(matrix):
+        try:
+            expand(matrix, arch, strategy="one-at-a-time", versions={})
+        except FileProblems as error:
+            reader.problems += error.problems

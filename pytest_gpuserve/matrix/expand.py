@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
+from pytest_gpuserve.engine.flags import PARALLEL_SIZES, size_problem
 from pytest_gpuserve.errors import FileProblems, Problem, UsageError, Where
 from pytest_gpuserve.matrix.merge import contradictions, launch_of, levels_of, static_facts
 from pytest_gpuserve.matrix.types import STRATEGIES
 from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.matrix.when import admits, describe, is_version, version_of
+from pytest_gpuserve.model.arch import CPU
 from pytest_gpuserve.model.cell import Cell, facts_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def expand_all(matrix: Matrix, arch: str, *, strategy: str | None = None, versio
     distributions in the environment under test, and of the machine's driver) makes a cell that is not applicable, with
     the reason: too old, too new, not known, or not a version that can be compared.
     UsageError if the matrix is not for this arch, the strategy is unknown, or there would be more than MAX_CELLS.
+    FileProblems for cells whose parallel sizes do not take their model's GPUs, and for ids that are not unique.
     """
     strategy = strategy or matrix.strategy
     if strategy not in STRATEGIES:
@@ -64,6 +67,8 @@ def expand_all(matrix: Matrix, arch: str, *, strategy: str | None = None, versio
     for model in matrix.models.values():
         expander.add_model(model, strategy)
     expander.check_ids()
+    if expander.problems:
+        raise FileProblems(sorted(set(expander.problems)))
     return Expansion(tuple(expander.cells), tuple(expander.left_out))
 
 
@@ -101,6 +106,7 @@ class _Expander:
     cells: list[Cell] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     unmet: dict[int, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         owners: list[tuple[str, Level | ModelSpec]] = [
@@ -179,6 +185,12 @@ class _Expander:
         reasons = [self.unmet[id(one)] for one in (model, *levels) if id(one) in self.unmet] if self.unmet else []
         if len(deltas) > 1:
             reasons += contradictions(deltas)
+        misfit = size_problem(flags, model.gpus) if self.arch != CPU else ""
+        # A full product crosses sizes that nobody meant to go together, as it crosses levels that contradict each
+        # other; a cell that the file itself asks for is the file's mistake.
+        crossed = len(deltas) > 1 and where is None
+        if misfit and crossed:
+            reasons.append(misfit)
         cell = Cell(
             id=cell_id(self.arch, model.name, deltas),
             arch=self.arch,
@@ -203,7 +215,17 @@ class _Expander:
         elif (_given(flags), env) == baseline and any(level.flags or level.env for level in deltas):
             self.left_out.append(LeftOut(cell.id, "the same launch as this model's baseline", cell.where))
         else:
+            if misfit and not crossed:
+                self._refuse(model, base, deltas, misfit)
             self.cells.append(cell)
+
+    def _refuse(self, model: ModelSpec, base: list[Level], deltas: list[Level], misfit: str) -> None:
+        """A problem where the size that decided is written, the last of those that set one."""
+        owners: list[Matrix | ModelSpec | Level] = [self.matrix, model, *base, *deltas]
+        facts = [f"flag.{name}" for name in (*PARALLEL_SIZES, "enable-dp-attention")]
+        places = [owner.places[fact] for owner in owners for fact in facts if fact in owner.places]
+        where = places[-1] if places else model.where or Where(str(self.matrix.path))
+        self.problems.append(Problem(where, f"model {model.name}: {misfit}"))
 
     def check_ids(self) -> None:
         """Ids must tell cells apart; names with - and . can make two read the same."""

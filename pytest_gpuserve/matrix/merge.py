@@ -5,6 +5,8 @@ shows: were the order that of the axes in the file, a baseline level of a later 
 earlier one. Two levels of the same rank that set one flag (or variable) to different values contradict each other, and
 no order between them would be right: two baseline levels are refused when the file is loaded, two deltas when
 `include` names them; a full product skips such cells with the reason.
+
+A flag or variable that a model or a level sets to null is taken away from what came before it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpuserve.matrix.types import Level, Matrix
-    from pytest_gpuserve.model.cell import FlagValue, ModelSpec
+    from pytest_gpuserve.model.cell import FlagSetting, FlagValue, ModelSpec
 
 __all__ = ["contradictions", "facts_for", "launch_of", "levels_of", "static_facts"]
 
@@ -35,13 +37,16 @@ def launch_of(
     matrix: Matrix, model: ModelSpec, base: Iterable[Level], deltas: Iterable[Level]
 ) -> tuple[dict[str, FlagValue], dict[str, str]]:
     """The merged flags and environment."""
-    flags = {**matrix.flags, **model.flags}
-    env = {**matrix.env, **model.env}
+    flags: dict[str, FlagSetting] = {**matrix.flags, **model.flags}
+    env: dict[str, str | None] = {**matrix.env, **model.env}
     for levels in (base, deltas):
         for level in levels:
             flags.update(level.flags)
             env.update(level.env)
-    return flags, env
+    return (
+        {name: value for name, value in flags.items() if value is not None},
+        {name: value for name, value in env.items() if value is not None},
+    )
 
 
 def contradictions(levels: Sequence[Level]) -> list[str]:
@@ -53,12 +58,16 @@ def contradictions(levels: Sequence[Level]) -> list[str]:
             ("variable", one.env, other.env),
         )
         found += [
-            f"{one} and {other} set {kind} '{name}' to {first[name]!r} and {second[name]!r}"
+            f"{one} and {other} set {kind} '{name}' to {_shown(first[name])} and {_shown(second[name])}"
             for kind, first, second in pairs
             for name in first
             if name in second and first[name] != second[name]
         ]
     return found
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else repr(value)
 
 
 def static_facts(model: ModelSpec, arch: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_gpuserve.matrix.settings import read_env, read_flags, read_name
+from pytest_gpuserve.matrix.settings import read_name, read_settings
 from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.matrix.when import read_ranges
 from pytest_gpuserve.model.cell import ModelSpec
@@ -79,6 +79,7 @@ def _read_model(reader: Reader, name: str, node: Node, shapes: Shapes, propertie
                 )
     elif "optional" in fields:
         reader.add(node.keys["optional"], f"{node.path}.optional is for models with a path: a shape can always be made")
+    settings = read_settings(reader, fields)
     return ModelSpec(
         name=name,
         shape=shape,
@@ -87,8 +88,9 @@ def _read_model(reader: Reader, name: str, node: Node, shapes: Shapes, propertie
         gpus=reader.whole(fields.get("gpus"), least=1) or 1,
         min_memory_gib=reader.number(fields.get("min-memory-gib"), positive=False) or 0.0,
         optional=reader.boolean(fields.get("optional")),
-        flags=read_flags(reader, fields.get("flags")),
-        env=read_env(reader, fields.get("env")),
+        flags=settings.flags,
+        env=settings.env,
+        places=settings.places,
         requires=read_ranges(reader, fields.get("requires")),
         properties=_properties(reader, fields, shapes.properties(shape) if shape else {}, properties),
     )

@@ -43,12 +43,14 @@ def sets(matrix: Matrix, fact: str) -> bool:
     """True if anything in the matrix sets the flag or variable that `fact` (`flag.NAME`, `env.NAME`) names."""
     owners: list[Matrix | ModelSpec | Level] = [matrix, *matrix.models.values()]
     owners += [level for named in matrix.axes.values() for level in named.values()]
-    return any(_sets(owner, fact) for owner in owners)
-
-
-def _sets(owner: Matrix | ModelSpec | Level, fact: str) -> bool:
     kind, _, name = fact.partition(".")
-    return name in (owner.flags if kind == "flag" else owner.env)
+    return any((owner.flags if kind == "flag" else owner.env).get(name) is not None for owner in owners)
+
+
+def _touches(level: Level, fact: str) -> bool:
+    """True if the level sets the flag or variable, or takes it away."""
+    kind, _, name = fact.partition(".")
+    return name in (level.flags if kind == "flag" else level.env)
 
 
 def _candidates(matrix: Matrix, model: ModelSpec, arch: str, predicate: Predicate) -> Iterator[dict[str, str]]:
@@ -71,7 +73,7 @@ def _behind(possible: Mapping[str, list[Level]], names: Iterable[str]) -> set[st
         axis
         for axis, levels in possible.items()
         for name in names
-        if name == axis or (name.startswith(("flag.", "env.")) and any(_sets(level, name) for level in levels))
+        if name == axis or (name.startswith(("flag.", "env.")) and any(_touches(level, name) for level in levels))
     }
 
 

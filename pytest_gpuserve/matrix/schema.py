@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpuserve.matrix.consistency import check
 from pytest_gpuserve.matrix.floors import read_floors, read_levels_named, read_limits, read_loads
 from pytest_gpuserve.matrix.modelspecs import Shapes, property_names, read_models, shipped_shapes
-from pytest_gpuserve.matrix.settings import read_env, read_flags, read_name
+from pytest_gpuserve.matrix.settings import read_name, read_settings
 from pytest_gpuserve.matrix.types import STRATEGIES, Exclude, Floor, Include, Level, Load, Matrix
 from pytest_gpuserve.matrix.walk import Reader, did_you_mean
 from pytest_gpuserve.matrix.when import FIXED_FACTS, Vocabulary, read_arch, read_ranges, read_when
@@ -71,8 +71,10 @@ def _read(reader: Reader, path: Path, shapes: Shapes) -> Matrix | None:
         return None
     fields = reader.fields(root, _KEYS, required=("arch", "models"))
     defaults = reader.fields(fields["defaults"], ("flags", "env")) if "defaults" in fields else {}
-    flags = read_flags(reader, defaults.get("flags"))
-    env = read_env(reader, defaults.get("env"))
+    settings = read_settings(reader, defaults, first=True)
+    # What null takes away was reported: nothing stands before the defaults.
+    flags = {name: value for name, value in settings.flags.items() if value is not None}
+    env = {name: value for name, value in settings.env.items() if value is not None}
     models = read_models(reader, fields.get("models"), shapes)
     axes, whens = _read_axes(reader, fields.get("axes"))
     vocabulary = _vocabulary(models, axes, flags=flags, env=env, properties=property_names(shapes))
@@ -94,6 +96,7 @@ def _read(reader: Reader, path: Path, shapes: Shapes) -> Matrix | None:
         loads=loads,
         limits=read_limits(reader, fields.get("limits")),
         floors=read_floors(reader, fields.get("floors"), vocabulary=vocabulary, axes=axes, loads=loads),
+        places=settings.places,
     )
     check(reader, matrix)
     return matrix
@@ -159,11 +162,13 @@ def _read_axes(reader: Reader, node: Node | None) -> tuple[_Axes, dict[tuple[str
                 reader.add(value, f"{value.path} is empty: write {{}} for a level that sets nothing")
                 continue
             fields = reader.fields(value, _LEVEL_KEYS)
+            settings = read_settings(reader, fields)
             axes[axis][name] = Level(
                 axis=axis,
                 name=name,
-                flags=read_flags(reader, fields.get("flags")),
-                env=read_env(reader, fields.get("env")),
+                flags=settings.flags,
+                env=settings.env,
+                places=settings.places,
                 requires=read_ranges(reader, fields.get("requires")),
                 note=reader.text(fields.get("note")),
                 where=levels.keys[name],

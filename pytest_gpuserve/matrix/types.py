@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpuserve.errors import Where
-    from pytest_gpuserve.model.cell import FlagValue, ModelSpec
+    from pytest_gpuserve.model.cell import FlagSetting, FlagValue, ModelSpec
 
 __all__ = [
     "BUILTIN_LOADS",
@@ -63,16 +63,21 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of an axis. `requires` maps distributions to PEP 440 ranges; `note` is shown by the plan."""
+    """One level of an axis. `requires` maps distributions to PEP 440 ranges; `note` is shown by the plan.
+
+    A flag or variable that is None takes away what the defaults, the model or the baseline's levels set. `places` says
+    where each is written, by its fact (`flag.NAME`, `env.NAME`).
+    """
 
     axis: str
     name: str
-    flags: Mapping[str, FlagValue] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, FlagSetting] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
     when: Predicate = ALWAYS
     requires: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
     where: Where
+    places: Mapping[str, Where] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.axis}.{self.name}"
@@ -142,7 +147,8 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """One matrix file. `axes` keep the file's order; `baseline` names a level of every axis.
+    """One matrix file. `axes` keep the file's order; `baseline` names a level of every axis. `places` says where each
+    of its default flags and variables is written.
 
     `limits` maps phases to `{stall, total}` in seconds, as `model.launch.limits_from` takes them.
     """
@@ -162,6 +168,7 @@ class Matrix:
     loads: Mapping[str, Load] = field(default_factory=dict)
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     floors: tuple[Floor, ...] = ()
+    places: Mapping[str, Where] = field(default_factory=dict, repr=False, compare=False)
 
     def covers(self, arch: str) -> bool:
         """True if the file is for `arch` (by name or family)."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from pytest_gpuserve.errors import FileProblems
+from pytest_gpuserve.engine.flags import canonical_fact
 from pytest_gpuserve.matrix.consistency import concrete_archs
-from pytest_gpuserve.matrix.expand import expand, levels_for
+from pytest_gpuserve.matrix.expand import levels_for
 from pytest_gpuserve.matrix.judged import check_floors
 from pytest_gpuserve.matrix.known_bad import read_known_bad
 from pytest_gpuserve.matrix.modelspecs import Shapes, property_names, shipped_shapes
@@ -86,10 +86,6 @@ def _check_matrix(reader: Reader, matrix: Matrix) -> None:
     for arch in concrete_archs(matrix):
         for model in matrix.models.values():
             fitting |= {str(level) for levels in levels_for(matrix, model, arch).values() for level in levels}
-        try:
-            expand(matrix, arch, strategy="one-at-a-time", versions={})
-        except FileProblems as error:
-            reader.problems += error.problems
     for levels in matrix.axes.values():
         for level in levels.values():
             if str(level) not in fitting:
@@ -108,8 +104,9 @@ def _check_entry(
         for axis, levels in matrix.axes.items():
             axes.setdefault(axis, set()).update(levels)
     models = {name for matrix in matrices for name in matrix.models}
+    places = {canonical_fact(written): where for written, where in when.keys.items()}
     for term in entry.when.terms:
-        place = when.keys[term.name]
+        place = places[term.name]
         known: Iterable[str] = ()
         if term.name == "model":
             known = models

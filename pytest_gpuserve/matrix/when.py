@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from pytest_gpuserve.engine.flags import canonical_fact
 from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.model.arch import is_arch
 from pytest_gpuserve.model.predicate import Predicate, Term
@@ -61,8 +62,15 @@ def read_when(reader: Reader, node: Node | None, vocabulary: Vocabulary = OPEN) 
     if node is None:
         return Predicate()
     terms = []
-    for name, value in reader.mapping(node).items():
-        if not _known(reader, node, name, vocabulary):
+    spellings: dict[str, str] = {}
+    for written, value in reader.mapping(node).items():
+        # A flag has one name here, whichever of its spellings the file has.
+        name = canonical_fact(written)
+        if not _known(reader, node, written, name, vocabulary):
+            continue
+        if (first := spellings.setdefault(name, written)) != written:
+            line = node.keys[first].line
+            reader.add(node.keys[written], f"{node.path}: '{written}' and '{first}' (line {line}) are one flag: {name}")
             continue
         known = vocabulary.values.get(name)
         wanted = tuple(
@@ -73,8 +81,8 @@ def read_when(reader: Reader, node: Node | None, vocabulary: Vocabulary = OPEN) 
     return Predicate(tuple(terms))
 
 
-def _known(reader: Reader, node: Node, name: str, vocabulary: Vocabulary) -> bool:
-    where = node.keys[name]
+def _known(reader: Reader, node: Node, written: str, name: str, vocabulary: Vocabulary) -> bool:
+    where = node.keys[written]
     if name in vocabulary.values or name in FIXED_FACTS:
         return True
     if name.startswith("flag.-"):

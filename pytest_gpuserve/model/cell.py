@@ -10,9 +10,11 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.errors import Where
 
-__all__ = ["Cell", "FlagValue", "ModelSpec", "facts_of"]
+__all__ = ["Cell", "FlagSetting", "FlagValue", "ModelSpec", "facts_of"]
 
 FlagValue = str | int | float | bool | list[str]
+# What a model or a level says of a flag: a value, or None, which takes away what came before it.
+FlagSetting = FlagValue | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class ModelSpec:
 
     `gpus` is the number of GPUs a server of it takes; `min_memory_gib` the memory each of them must have.
     `properties` are what predicates see as `model.NAME` (attention, quantization, …), strings. `requires` maps
-    distributions to PEP 440 ranges, as a level's does.
+    distributions to PEP 440 ranges, as a level's does. A flag or variable that is None takes away the default's.
+    `places` says where each is written, by its fact (`flag.NAME`, `env.NAME`).
     """
 
     name: str
@@ -31,11 +34,12 @@ class ModelSpec:
     gpus: int = 1
     min_memory_gib: float = 0.0
     optional: bool = False
-    flags: Mapping[str, FlagValue] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, FlagSetting] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
     where: Where | None = None
+    places: Mapping[str, Where] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpuserve import schedule
+from pytest_gpuserve.engine import canonical_fact
 from pytest_gpuserve.manager.measuring import loads_of
 from pytest_gpuserve.manager.prepare import elsewhere
 from pytest_gpuserve.markers import arguments, gpus_wanted, throughput_floors
@@ -157,7 +158,8 @@ class Collection:
                 pytest.fail(
                     f"@pytest.mark.gpu_cells knows no {', '.join(unknown)} here; it knows {known}", pytrace=False
                 )
-            predicates.append(self._known(Predicate.of(wanted)))
+            facts = {canonical_fact(name): value for name, value in wanted.items()}
+            predicates.append(self._known(Predicate.of(facts)))
         return [
             cell
             for cell, facts in ((cell, facts_of(cell)) for cell in self.plan.cells)

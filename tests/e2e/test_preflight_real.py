@@ -131,7 +131,7 @@ def cells(arch: str) -> list[Cell]:
         Cell(
             id=f"{arch}-{model}-{case}",
             arch=arch,
-            model=ModelSpec(name=model),
+            model=ModelSpec(name=model, gpus=8 if case == "tp-8" else 1),
             axes={"case": case},
             flags=flags,
             env=ENV.get(case, {}),

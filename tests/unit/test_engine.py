@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_gpuserve import engine
@@ -53,19 +55,57 @@ def test_the_launcher_is_the_one_the_release_recommends(version: str, serve: boo
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({}, ["--tp-size", "8"]),
-        ({"tp_size": 4}, ["--tp-size", "4"]),
-        ({"tp": 8}, ["--tp-size", "8"]),
-        ({"tensor_parallel_size": 8}, ["--tensor-parallel-size", "8"]),
-        ({"dp_size": 8}, ["--dp-size", "8"]),
-        ({"pp": 2}, ["--pp-size", "2"]),
+        ({}, {"tp": 8}),
+        ({"tp": 8}, {"tp": 8}),
+        ({"tensor_parallel_size": 8}, {"tp": 8}),
+        ({"tp_size": 2, "pipeline_parallel_size": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2}),
+        # What multiplies leaves the rest to tensor parallelism, and a size of 1 is no reason to leave it out.
+        ({"data_parallel_size": 1}, {"tp": 8, "dp": 1}),
+        ({"dp_size": 8}, {"dp": 8}),
+        ({"dp_size": 2}, {"tp": 4, "dp": 2}),
+        ({"pp": 2}, {"tp": 4, "pp": 2}),
+        ({"pp": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2}),
+        # Experts, and attention's data parallelism in its old and its new spelling, work inside the same GPUs.
+        ({"ep": 4}, {"tp": 8, "ep": 4}),
+        ({"dp_size": 8, "enable_dp_attention": True}, {"tp": 8, "dp": 8}),
+        ({"dp_size": 8, "enable_dp_attention": False}, {"dp": 8}),
+        ({"attn_dp_size": 4}, {"tp": 8}),
+        ({"attn_dp_size": 4, "dp_size": 2, "enable_dp_attention": True}, {"tp": 4, "dp": 2}),
     ],
 )
-def test_one_parallel_size_only_and_never_an_abbreviation(flags: dict[str, int], expected: list[str]) -> None:
+def test_a_server_takes_all_gpus_of_its_cell(flags: dict[str, int], expected: dict[str, int]) -> None:
+    """And no size is written as an abbreviation, which argparse may find ambiguous."""
     line = words(cell(gpus=8, **flags))
-    sizes = [word for word in line if word.startswith("--") and word.split("-")[2][:2] in ("tp", "te", "dp", "pp")]
-    assert sizes == expected[:1]
-    assert line[line.index(sizes[0]) + 1] == expected[1]
+    sizes = {
+        name: line[line.index(f"--{name}-size") + 1] for name in ("tp", "pp", "dp", "ep") if f"--{name}-size" in line
+    }
+    assert sizes == {name: str(size) for name, size in expected.items()}
+    assert not {"--tp", "--pp", "--dp", "--ep", "--tensor-parallel-size", "--data-parallel-size"} & set(line)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "problem"),
+    [
+        (4, {"tp_size": 8}, "tp-size 8 takes 8 GPUs, more than the model's gpus: 4"),
+        (4, {"tp": 2}, "tp-size 2 takes 2 of the model's gpus: 4, and the others would be idle"),
+        (1, {"dp": 2}, "dp-size 2 does not divide the model's gpus: 1"),
+        (4, {"tp": 4, "dp": 2}, "tp-size 4 x dp-size 2 takes 8 GPUs, more than the model's gpus: 4"),
+        (4, {"pp": 3}, "pp-size 3 does not divide the model's gpus: 4"),
+        (4, {"ep": 8}, "ep-size 8 is inside the tensor parallel group, and does not divide its tp-size 4"),
+        (
+            4,
+            {"dp": 4, "attn_cp_size": 2, "enable_dp_attention": True},
+            "dp-size 4 x attn-cp-size 2 is inside the tensor parallel group, and does not divide its tp-size 4",
+        ),
+        (4, {"tp": "auto"}, "tp-size must be a whole number of at least 1, got 'auto'"),
+        (4, {"tp": 0}, "tp-size must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_sizes_that_do_not_take_the_cells_gpus(gpus: int, flags: dict[str, object], problem: str) -> None:
+    named = {engine.canonical(name.replace("_", "-")): value for name, value in flags.items()}
+    assert engine.size_problem(named, gpus) == problem  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        words(cell(gpus=gpus, **flags))
 
 
 def test_a_single_gpu_needs_no_parallel_size() -> None:
@@ -87,9 +127,9 @@ def test_a_cell_may_switch_metrics_off_and_choose_its_device() -> None:
     assert words(cell(arch="cpu", device="cuda")).count("--device") == 1
 
 
-@pytest.mark.parametrize("name", ["port", "host", "nccl_port", "api_key", "model_path"])
+@pytest.mark.parametrize("name", ["port", "host", "nccl_port", "api_key", "model_path", "model", "nnodes"])
 def test_what_the_supervisor_chooses_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} cannot be a flag of a matrix"):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}.* cannot be a flag of a matrix: it "):
         words(cell(**{name: "1"}))
 
 

@@ -248,12 +248,11 @@ def test_ids_are_words_for_minus_k(load):
 
 def test_two_models_that_would_share_an_id(load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    matrix = load(
-        "schema: 1\narch: sm120\nmodels:\n  m: {shape: tiny-llama}\n  m-a.x: {shape: tiny-llama}\n"
-        "axes: {a: {w: {}, x-b.z: {}}, b: {w: {}, z: {}}}\nbaseline: {a: w, b: w}\n"
-    )
     with pytest.raises(FileProblems) as caught:
-        expand(matrix, "sm120", versions={})
+        load(
+            "schema: 1\narch: sm120\nmodels:\n  m: {shape: tiny-llama}\n  m-a.x: {shape: tiny-llama}\n"
+            "axes: {a: {w: {}, x-b.z: {}}, b: {w: {}, z: {}}}\nbaseline: {a: w, b: w}\n"
+        )
     assert str(caught.value) == (
         "m.yaml:5:3: models m and m-a.x both make a cell 'sm120-m-a.x-b.z': rename one of them"
     )

@@ -172,7 +172,7 @@ def cell(name: str, env: dict[str, str] | None = None, arch: str = "sm120", **fl
     return Cell(
         id=name,
         arch=arch,
-        model=ModelSpec(name="m"),
+        model=ModelSpec(name="m", gpus=int(str(flags.get("tp_size", 1)))),
         axes={"case": name},
         flags={flag.replace("_", "-"): value for flag, value in flags.items()},  # type: ignore[misc]
         env=env or {},
