@@ -84,6 +84,17 @@ def _variable(value: str, _base: Path) -> str:
     return value
 
 
+def _version(value: str, _base: Path) -> tuple[str, str]:
+    from packaging.utils import canonicalize_name
+
+    from pytest_gpuserve.model.versions import is_version, unversioned
+
+    name, _, version = (part.strip() for part in value.partition("="))
+    if not name or not is_version(version) or unversioned(version):
+        raise ValueError("DIST=VERSION with a version that orders, such as sglang=0.5.24.dev0")
+    return str(canonicalize_name(name)), version
+
+
 def _positive(value: str, _base: Path) -> float:
     try:
         number = float(value)
@@ -217,6 +228,14 @@ TABLE: tuple[Option, ...] = (
         _variable,
         "NAME[=VALUE]",
         kind="list",
+    ),
+    Option(
+        "version",
+        "What a build without a version of its own (0.0.0.dev1+g…) is to be taken for (repeatable)",
+        _version,
+        "DIST=VERSION",
+        kind="list",
+        default="the newest tag of its checkout, else newer than every release",
     ),
     Option("lock-dir", "Where the GPU locks of this machine are", _path, "DIR", default="machine-wide"),
     Option("lock-timeout", "How long to wait for GPUs", _positive, "SECONDS", default="3600"),

@@ -11,7 +11,7 @@ from pytest_gpuserve.compare.stack import moved, speed_refusal, warnings
 from pytest_gpuserve.compare.values import FINDINGS, Change, Comparison, Measure, Moved, Row
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model.outcome import Outcome
-from pytest_gpuserve.report.describe import matrix_names
+from pytest_gpuserve.report.describe import matrix_names, unordered
 from pytest_gpuserve.report.parts import archs_of, by_stack, of_arch
 
 __all__ = ["FINDINGS", "Change", "Comparison", "Measure", "Moved", "Row", "compare"]
@@ -75,6 +75,7 @@ def _one_stack(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
         rows=tuple(rows),
         simulated=bool(a["simulated"] or b["simulated"]),
         comparable=any(old is not None and new is not None for old, new in paired),
+        unordered={**unordered(a), **unordered(b)},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from pytest_gpuserve.compare.edit import scalar
 from pytest_gpuserve.compare.stack import asked, flags_of
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.compare.values import Moved, Row
 
-__all__ = ["new_entries", "salient"]
+__all__ = ["new_entries", "salient", "says_too_little"]
 
 Cell = dict[str, Any]
 
 # What a message says of these is our own wording and our own numbers: the kind and the phase are what recurs.
-_NO_PATTERN = frozenset({Kind.HANG, Kind.SLOW, Kind.WRONG_OUTPUT, Kind.FALLBACK, Kind.ASSERTION})
+_NO_PATTERN = frozenset({Kind.HANG, Kind.SLOW, Kind.WRONG_OUTPUT, Kind.FALLBACK})
 # What `model.failure.normalise` takes for variable, and what may differ in spelling between two logs.
 _VARIABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]|\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}\b|(?:/[\w.+@~-]+){2,}/?|"
@@ -32,15 +32,18 @@ _VARIABLE = re.compile(
 )
 # `[2026-11-29 04:12:09 TP0]`: which rank says it first differs from run to run.
 _LOG_PREFIX = re.compile(r"^\s*\[[^\]]*\]\s*")
+# What every assertion begins with: as a pattern it would match each of them.
+_ANY_ASSERTION = re.compile(r"^\s*(?:[\w.]+(?:Error|Exception|Failed)?: *)?(?:assert\b)? *")
 _LEAST, _MOST = 4, 100
 
 
 def new_entries(
-    rows: Iterable[Row], after: Mapping[str, Any], moved: Sequence[Moved]
+    rows: Iterable[Row], after: Mapping[str, Any], moved: Sequence[Moved], *, simulated: bool = False
 ) -> list[tuple[dict[str, str], list[Row]]]:
     """One entry for each failure that the same difference from the baseline causes, with the rows it is for.
 
-    Fields are YAML already, in the order of docs; `id` and dates are the caller's. `infra` and `leak` get none.
+    Fields are YAML already, in the order of docs; `id` and dates are the caller's. `infra` and `leak` get none, nor
+    does what `says_too_little`.
     """
     baselines = {
         (cell["arch"], cell["model"]): cell for cell in after["cells"] if cell["axes"] == (cell.get("baseline") or None)
@@ -49,16 +52,23 @@ def new_entries(
     for row in rows:
         cell = row.b
         failure = cell.get("failure") if cell else None
-        if not cell or not failure or failure["kind"] in NEVER_EXPECTED:
+        if not cell or not failure or failure["kind"] in NEVER_EXPECTED or says_too_little(failure):
             continue
         delta = _delta(dict(cell), baselines.get((cell["arch"], cell["model"])))
         key = (cell["arch"], failure["kind"], failure["phase"], failure["signature"], tuple(sorted(delta.items())))
         groups.setdefault(key, []).append(row)
+    # A simulated failure is marked as one, wherever the entry is copied to.
+    source = "SIMULATED, gpuserve compare" if simulated else "gpuserve compare"
     versions = _since(moved)
-    return [(_fields(rows_of, dict(key[-1]), versions), rows_of) for key, rows_of in groups.items()]
+    return [(_fields(rows_of, dict(key[-1]), versions, source), rows_of) for key, rows_of in groups.items()]
 
 
-def _fields(rows: Sequence[Row], delta: Mapping[str, str], versions: str) -> dict[str, str]:
+def says_too_little(failure: Mapping[str, Any]) -> bool:
+    """True where an entry would match any failure of its kind in that cell: an error without a text of its own."""
+    return failure["kind"] not in (*_NO_PATTERN, *NEVER_EXPECTED) and not salient(failure)
+
+
+def _fields(rows: Sequence[Row], delta: Mapping[str, str], versions: str, source: str) -> dict[str, str]:
     cell = rows[0].b
     assert cell is not None
     failure = cell["failure"]
@@ -75,8 +85,9 @@ def _fields(rows: Sequence[Row], delta: Mapping[str, str], versions: str) -> dic
     return fields | {
         "expect": _flow(expect),
         "mode": "xfail",
-        "confidence": "confirmed",
-        "source": scalar(f"gpuserve compare, {cell['id']}"),
+        # Seen in one run on one machine; a person who has seen it again, or read the cause, says `confirmed`.
+        "confidence": "reported",
+        "source": scalar(f"{source}, {cell['id']}"),
         "issue": scalar(ISSUE_PLACEHOLDER),
         "reason": scalar(one_line(str(failure["message"]), 160)),
     }
@@ -94,11 +105,14 @@ def salient(failure: Mapping[str, Any]) -> str:
     line = next((line for line in lines if wanted and normalise(line)[:160] == wanted), "")
     if not line:
         line = next((line for line in reversed(lines) if line.strip()), "")
-    pieces = [piece.strip() for piece in _VARIABLE.split(_LOG_PREFIX.sub("", line))]
+    line = _LOG_PREFIX.sub("", line)
+    if failure["kind"] == Kind.ASSERTION:
+        line = _ANY_ASSERTION.sub("", line)
+    pieces = [piece.strip() for piece in _VARIABLE.split(line)]
     best = max(pieces, key=len, default="")
     if len(best) > _MOST:
         best = best[:_MOST].rpartition(" ")[0] or best[:_MOST]
-    return best if len(best) >= _LEAST else ""
+    return best if len(best) >= _LEAST and re.search(r"[^\W\d_]", best) else ""
 
 
 def _delta(cell: Cell, baseline: Cell | None) -> dict[str, str]:
@@ -124,15 +138,13 @@ def _delta(cell: Cell, baseline: Cell | None) -> dict[str, str]:
 def _since(moved: Sequence[Moved]) -> str:
     """The range of the new version of SGLang, else of what else moved; nothing if no version did."""
     versions = {one.what: one for one in moved if one.what in IMPORTANT and one.before and one.after}
-    for name in IMPORTANT:
-        if name not in versions:
-            continue
-        try:
-            before, after = Version(versions[name].before), Version(versions[name].after)
-        except InvalidVersion:
-            continue
-        return f'{{{name}: "{">=" if after >= before else "<="}{after.public}"}}'
-    return ""
+    name = next((name for name in IMPORTANT if name in versions), None)
+    order = versions[name].order if name else None
+    if order is None:
+        # What moved first in importance orders with nothing: the next one that moved would be blamed for it.
+        return ""
+    before, after = map(Version, order)
+    return f'{{{name}: "{">=" if after >= before else "<="}{after.public}"}}'
 
 
 def _flow(values: Mapping[str, str]) -> str:

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import InvalidVersion, Version
-
 from pytest_gpuserve.compare.edit import EMPTY, KnownBadText, Uneditable
-from pytest_gpuserve.compare.entry import new_entries
+from pytest_gpuserve.compare.entry import new_entries, says_too_little
 from pytest_gpuserve.compare.values import Change
 from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.words import number
-from pytest_gpuserve.report.describe import IMPORTANT, bounded
+from pytest_gpuserve.report.describe import IMPORTANT, bounded, by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,11 +110,18 @@ def _retire(comparison: Comparison, documents: Mapping[str, KnownBadText]) -> It
 
 
 def _retire_one(entry: str, rows: Sequence[Row], cells: str, document: KnownBadText, comparison: Comparison) -> Edit:
+    if comparison.simulated:
+        why = f"it passes in {cells}, which was SIMULATED: that says nothing of the bug"
+        return Edit("none", entry, document.name, why)
+    versions = document.versions(entry)
+    names = _moved_names(comparison, versions)
+    if comparison.unordered and not any(name in versions for name in names):
+        # Without an order nobody knows which releases have the bug: whoever runs one of them would lose the entry.
+        return Edit("none", entry, document.name, f"it passes in {cells}; {by_hand(comparison.unordered)}")
     try:
         if any(row.change is Change.FIXED for row in rows):
-            versions = document.versions(entry)
-            for name in _moved_names(comparison, versions):
-                before, after = next((one.before, one.after) for one in comparison.moved if one.what == name)
+            for name in names:
+                before, after = next(one.order for one in comparison.moved if one.what == name and one.order)
                 spec = bounded(versions.get(name, ""), after, before)
                 if spec is not None:
                     document.bound(entry, name, spec)
@@ -134,20 +139,12 @@ def _retire_one(entry: str, rows: Sequence[Row], cells: str, document: KnownBadT
 
 def _moved_names(comparison: Comparison, versions: Mapping[str, str]) -> list[str]:
     """The distributions that may bound an entry: those it names, else SGLang, else the only one that moved."""
-    moved = [one.what for one in comparison.moved if one.before and one.after and _is_version(one.after)]
+    moved = [one.what for one in comparison.moved if one.order is not None]
     named = [name for name in versions if name in moved]
     important = [name for name in IMPORTANT if name in moved]
     if named:
         return named
     return ["sglang"] if "sglang" in important else important if len(important) == 1 else []
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def _add(
@@ -168,7 +165,12 @@ def _add(
     used += map(_number, taken)
     used += [_number(_entry(cell)) for row in comparison.rows for cell in (row.a, row.b)]
     first = max(used, default=0) + 1
-    new = new_entries(broken, after, comparison.moved)
+    new = new_entries(broken, after, comparison.moved, simulated=comparison.simulated)
+    for row in broken:
+        failure = (row.b or {}).get("failure")
+        if failure and says_too_little(failure):
+            why = f"{row.id} ({row.after}): its text says too little to tell it from others of its kind"
+            yield Edit("none", "no entry", target, why)
     if not new:
         return
     named = [(f"KB-{first + number:04d}", fields, rows) for number, (fields, rows) in enumerate(new[:MOST_NEW])]
@@ -180,10 +182,16 @@ def _add(
         yield Edit("none", "what broke", target, str(error))
         return
     for entry, _, rows in named:
-        yield Edit("add", entry, target, f"{', '.join(row.id for row in rows[:3])}: {rows[0].after}; fill in its issue")
+        todo = "fill in its issue" + (f", and {_first(comparison.unordered)}" if comparison.unordered else "")
+        yield Edit("add", entry, target, f"{', '.join(row.id for row in rows[:3])}: {rows[0].after}; {todo}")
     if len(new) > MOST_NEW:
         rest = number(len(new) - MOST_NEW, "more failure")
         yield Edit("none", rest, target, "too many for a list: find their cause first")
+
+
+def _first(unordered: Mapping[str, str]) -> str:
+    """What a new entry lacks that was seen with builds that order with no release."""
+    return f"the first release that has the bug ({', '.join(f'{name} {text}' for name, text in unordered.items())})"
 
 
 def _entry(cell: Mapping[str, Any] | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
 from pytest_gpuserve.compare.values import Moved
+from pytest_gpuserve.model.versions import orderable
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.report.describe import IMPORTANT
 
@@ -23,8 +24,14 @@ def moved(a: Record, b: Record) -> tuple[Moved, ...]:
     before, after = _facts(a), _facts(b)
     rank = {name: number for number, name in enumerate(IMPORTANT)}
     names = sorted(before.keys() | after.keys(), key=lambda name: (rank.get(name, len(rank)), name))
+    order_a, order_b = orderable(a), orderable(b)
     return tuple(
-        Moved(what=name, before=before.get(name, ""), after=after.get(name, ""))
+        Moved(
+            what=name,
+            before=before.get(name, ""),
+            after=after.get(name, ""),
+            order=(order_a[name], order_b[name]) if name in order_a and name in order_b else None,
+        )
         for name in names
         if before.get(name, "") != after.get(name, "")
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +56,15 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """One thing of the environment that differs; `before` or `after` is empty where the record has it not."""
+    """One thing of the environment that differs; `before` or `after` is empty where the record has it not.
+
+    `order` has the two versions as they count in ranges; None where one is no version, or a build without one.
+    """
 
     what: str
     before: str
     after: str
+    order: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         return f"{self.what}: {self.before or '(absent)'} → {self.after or '(absent)'}"
@@ -88,7 +92,8 @@ class Row:
 class Comparison:
     """Two records compared. `title` names what was compared; `warnings` are about the comparison as a whole.
 
-    `comparable` is False when no cell is in both: then the classes say nothing.
+    `comparable` is False when no cell is in both: then the classes say nothing. `unordered` are the builds of either
+    side, by name, of which nobody can say whether they are newer than a release.
     """
 
     title: str
@@ -97,6 +102,7 @@ class Comparison:
     rows: tuple[Row, ...]
     simulated: bool
     comparable: bool
+    unordered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[Change, int]:

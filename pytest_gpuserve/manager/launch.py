@@ -39,7 +39,7 @@ def spec_of(cell: Cell, plan: Plan, *, folder: Path, log_name: str, gpus: Sequen
     """
     settings = plan.settings
     variables = server_variables(settings)
-    version = plan.versions.get("sglang", "")
+    version = plan.version("sglang")
     path = model_path(cell.model, python=settings.python, env={**variables, **cell.env}, simulated=plan.simulated)
     draft = draft_path(cell, simulated=plan.simulated)
     argv = engine.argv(cell, python=settings.python, version=version, model_path=path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpuserve import schedule
 from pytest_gpuserve.matrix.types import BUILTIN_LOADS
 from pytest_gpuserve.measure.floors import Needs, asked_by, needs_of
+from pytest_gpuserve.model.versions import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.gpu import Gpu
     from pytest_gpuserve.model.knownbad import KnownBad
     from pytest_gpuserve.model.settings import Settings
+    from pytest_gpuserve.model.versions import TakenFor
 
 __all__ = ["Plan", "Shard"]
 
@@ -46,7 +48,8 @@ class Plan:
     by cell id, the known-bad entries that match, most specific first; cells without any are left out. `folder` is the
     run's folder, None where nothing is launched. `started` is an aware UTC time as ISO text, `began` the same moment
     on the clock that nobody sets (`time.monotonic`, the same in every process). `marked` are the ratios that marks of
-    collected tests set, by the id of the cell they run in.
+    collected tests set, by the id of the cell they run in. `versions` are as installed; `taken_for` says what builds
+    without a version count as. `remarks` are for the header and the plan.
     """
 
     settings: Settings
@@ -58,6 +61,7 @@ class Plan:
     left_out: tuple[LeftOut, ...]
     entries: Mapping[str, tuple[KnownBad, ...]]
     versions: Mapping[str, str]
+    taken_for: Mapping[str, TakenFor] = field(default_factory=dict)
     driver: Mapping[str, str]
     gpus: tuple[Gpu, ...]
     probes: Mapping[str, dict[str, Any]]
@@ -67,6 +71,11 @@ class Plan:
     owners: tuple[int, ...] = field(default=())
     marked: Mapping[str, tuple[Floor, ...]] = field(default_factory=dict)
     shard: Shard | None = None
+    remarks: tuple[str, ...] = ()
+
+    def version(self, name: str) -> str:
+        """The version that this distribution counts as; empty if it is not there."""
+        return counted(self.versions, self.taken_for).get(name, "")
 
     @property
     def simulated(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pytest_gpuserve import schedule
 from pytest_gpuserve.errors import FileProblems, GpuserveError, UsageError
 from pytest_gpuserve.gpu import lockdir
+from pytest_gpuserve.manager import builds
 from pytest_gpuserve.manager import machine as machines
 from pytest_gpuserve.manager.plan import Plan, Shard
 from pytest_gpuserve.manager.weights import missing_model
@@ -22,6 +23,7 @@ from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_path
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
+from pytest_gpuserve.model.versions import counted
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.preflight.run import PRETENDED
 from pytest_gpuserve.report.store import read_run
@@ -81,7 +83,8 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
     for name, matrix in matrices.items():
         machines.require(matrix, archs[name], machine, settings)
     versions = _versions(settings)
-    all_versions = {**(pretended if settings.preflight else machine.driver), **versions}
+    taken_for, unused = builds.taken_for(settings, versions, matrices.values(), known_bad, server_variables(settings))
+    all_versions = {**(pretended if settings.preflight else machine.driver), **counted(versions, taken_for)}
     if settings.sim and scenario is None:
         scenario = scenario_from_known_bad([entry for entry in known_bad if in_range(entry, all_versions)])
     cells: list[Cell] = []
@@ -103,6 +106,7 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         left_out=tuple(left_out),
         entries={cell.id: found for cell in cells if (found := matching(known_bad, cell, all_versions))},
         versions=versions,
+        taken_for=taken_for,
         driver=dict(machine.driver),
         gpus=machine.gpus,
         probes=dict(machine.probes),
@@ -112,7 +116,8 @@ def prepare(settings: Settings, *, pretended: Mapping[str, str] = PRETENDED) -> 
         shard=shard,
     )
     fitted = tuple(_fitted(cell, plan) for cell in plan.cells)
-    return dataclasses.replace(plan, cells=fitted).ordered()
+    remarks = (*builds.remarks_of(fitted, versions, taken_for), *unused)
+    return dataclasses.replace(plan, cells=fitted, remarks=remarks).ordered()
 
 
 def elsewhere(rootdir: Path) -> list[Matrix]:

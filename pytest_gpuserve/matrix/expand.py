@@ -12,9 +12,10 @@ from pytest_gpuserve.errors import FileProblems, Problem, UsageError, Where
 from pytest_gpuserve.matrix.merge import contradictions, launch_of, levels_of, static_facts
 from pytest_gpuserve.matrix.types import STRATEGIES
 from pytest_gpuserve.matrix.walk import did_you_mean
-from pytest_gpuserve.matrix.when import admits, describe, is_version, version_of
+from pytest_gpuserve.matrix.when import describe, version_of
 from pytest_gpuserve.model.arch import CPU
 from pytest_gpuserve.model.cell import Cell, facts_of
+from pytest_gpuserve.model.versions import admits, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

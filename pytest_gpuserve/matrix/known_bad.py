@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from pytest_gpuserve.matrix.sample import matches_anything
 from pytest_gpuserve.matrix.walk import Reader, did_you_mean
-from pytest_gpuserve.matrix.when import OPEN, admits, read_ranges, read_when, version_of
+from pytest_gpuserve.matrix.when import OPEN, read_ranges, read_when, version_of
 from pytest_gpuserve.model.cell import facts_of
 from pytest_gpuserve.model.failure import NEVER_EXPECTED, Kind
 from pytest_gpuserve.model.knownbad import Expectation, KnownBad, Mode
 from pytest_gpuserve.model.phase import Phase
+from pytest_gpuserve.model.versions import admits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ _KEYS = (
 _EXPECT_KEYS = ("kind", "phase", "match", "match-re")
 _KINDS = tuple(str(kind) for kind in Kind if kind not in NEVER_EXPECTED)
 # These always leave an error text; expecting any such failure at all would hide the next, different one.
-_NEED_PATTERN = frozenset({Kind.REJECTED, Kind.CRASH})
+_NEED_PATTERN = frozenset({Kind.REJECTED, Kind.CRASH, Kind.ASSERTION})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACEHOLDER = re.compile(r"\b(?:todo|fixme|tbd|xxx|placeholder|fill[-_ ]?in)\b|<.*>|…|\.\.\.", re.IGNORECASE)
 

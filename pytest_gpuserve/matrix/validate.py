@@ -19,8 +19,9 @@ from pytest_gpuserve.matrix.sample import sample_of
 from pytest_gpuserve.matrix.satisfy import find_cell, sets
 from pytest_gpuserve.matrix.schema import read_matrix
 from pytest_gpuserve.matrix.walk import Reader, did_you_mean
-from pytest_gpuserve.matrix.when import FIXED_FACTS, admits, describe
+from pytest_gpuserve.matrix.when import FIXED_FACTS, describe
 from pytest_gpuserve.model.predicate import Predicate
+from pytest_gpuserve.model.versions import admits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

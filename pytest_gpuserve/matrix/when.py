@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from pytest_gpuserve.engine.flags import canonical_fact
 from pytest_gpuserve.matrix.walk import did_you_mean
 from pytest_gpuserve.model.arch import is_arch
 from pytest_gpuserve.model.predicate import Predicate, Term
+from pytest_gpuserve.model.versions import is_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -26,9 +25,7 @@ __all__ = [
     "FIXED_FACTS",
     "PREFIXES",
     "Vocabulary",
-    "admits",
     "describe",
-    "is_version",
     "read_arch",
     "read_ranges",
     "read_when",
@@ -184,29 +181,6 @@ def read_ranges(reader: Reader, node: Node | None) -> dict[str, str]:
     return ranges
 
 
-def is_version(text: str) -> bool:
-    """True for what PEP 440 calls a version: nothing else can be compared."""
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
-
-
 def version_of(name: str, versions: Mapping[str, str]) -> str | None:
     """The installed version of `name`, by its canonical name; None if it is not known."""
     return versions.get(name) or versions.get(str(canonicalize_name(name))) or None
-
-
-@lru_cache(maxsize=4096)
-def admits(range_: str, version: str) -> bool:
-    """True if `version` lies in `range_`, by PEP 440 exactly, with pre-, post- and development releases admitted.
-
-    So `>=0.5.10` holds for 0.5.10.post1 and for 0.5.11.dev3, not for 0.5.10rc1, which is older. `<=0.5.10` does not
-    hold for 0.5.10.post1, nor `<0.5.10` for 0.5.10rc1 (`<=0.5.10rc9` does, and for everything older). Local parts
-    (`+cu130`) do not count. A version that is not PEP 440 lies in no range.
-    """
-    try:
-        return SpecifierSet(range_).contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return False

@@ -18,6 +18,7 @@ class Settings:
 
     `server_python` is None for the interpreter that runs pytest, `lock_dir` None for the machine's own directory
     (in the simulation: beside the simulated GPUs), `start_timeout` None for no bound beside the lack of progress.
+    `version` has (distribution, version) for builds that have no version of their own.
     """
 
     rootdir: Path
@@ -37,6 +38,7 @@ class Settings:
     budget: float | None = None
     server_python: str | None = None
     server_env: tuple[str, ...] = ()
+    version: tuple[tuple[str, str], ...] = ()
     lock_dir: Path | None = None
     lock_timeout: float = 3600.0
     stall: float | None = None

@@ -114,6 +114,7 @@ class Controller:
         if plan.shard is not None:
             share = f"{number(len(plan.cells), 'cell')} of {len(plan.shard.whole)}"
             lines.append(f"gpuserve: shard {plan.shard.index} of {plan.shard.of}: {share}")
+        lines += [f"gpuserve: {remark}" for remark in plan.remarks]
         return lines + ([f"gpuserve: writes to {plan.folder}"] if plan.folder else [])
 
     # -- what is going to run ------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Ledger:
             started=datetime.fromisoformat(plan.started),
             command=command,
             versions=plan.versions,
+            taken_for={name: taken.to_json() for name, taken in plan.taken_for.items()},
             driver=plan.driver,
             host=platform.node(),
             gpus=[gpu.to_json() for gpu in plan.gpus],

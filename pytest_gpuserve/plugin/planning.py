@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve import schedule, verdict
-from pytest_gpuserve.errors import GpuserveError
+from pytest_gpuserve.measure.history import runs_before
 from pytest_gpuserve.model.knownbad import Mode
+from pytest_gpuserve.model.outcome import Outcome
 from pytest_gpuserve.model.words import number
-from pytest_gpuserve.report.store import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from pytest_gpuserve.manager.plan import Plan
     from pytest_gpuserve.model.cell import Cell
@@ -36,19 +35,38 @@ def expected(cell: Cell, plan: Plan) -> str:
     return "pass"
 
 
-def _history(report: Path) -> dict[str, float]:
-    """Seconds of each cell in the latest run under the report directory; empty if there is none."""
-    try:
-        cells = read_run(report)["cells"]
-    except (GpuserveError, OSError):
-        return {}
-    return {cell["id"]: float(total) for cell in cells if (total := (cell.get("timings") or {}).get("total"))}
+# A cell with another outcome was not run to its end, so its time says nothing of the next start.
+_TIMED = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED, Outcome.FAILED, Outcome.CHANGED})
+
+
+def _history(plan: Plan) -> dict[str, float]:
+    """Seconds of each cell in the newest run that ran it, under the report directory.
+
+    The same cell of the same matrix: a run of another matrix, or of another share of this one, holds the times of its
+    own cells only. And a simulation's times are of a simulation.
+    """
+    wanted = {(cell.matrix, *cell.identity): cell.id for cell in plan.cells}
+    found: dict[str, float] = {}
+    # There is no run of this plan yet, so none is left out.
+    for run in runs_before(plan.settings.report, plan.settings.report / "runs" / "-", skipped=lambda _: None):
+        if bool(run.get("simulated")) is not plan.simulated:
+            continue
+        for record in run.get("cells") or ():
+            total = (record.get("timings") or {}).get("total")
+            if record.get("outcome") in _TIMED and isinstance(total, (int, float)) and total > 0:
+                axes = tuple(sorted((record.get("axes") or {}).items()))
+                cell = wanted.get((record.get("matrix"), record.get("arch"), record.get("model"), axes))
+                if cell is not None:
+                    found.setdefault(cell, float(total))
+        if len(found) == len(wanted):
+            break
+    return found
 
 
 def plan_lines(plan: Plan, selected: Sequence[str]) -> Iterator[str]:
     """The plan as text: one line a cell in launch order, then what is left out and why, then the totals."""
     cells = [plan.by_id[one] for one in selected]
-    history = _history(plan.settings.report)
+    history = _history(plan)
     width = max(len(cell.id) for cell in cells)
     for cell in cells:
         gpus = number(cell.gpus, "GPU")
@@ -56,16 +74,19 @@ def plan_lines(plan: Plan, selected: Sequence[str]) -> Iterator[str]:
         yield f"{cell.id:<{width}}  {gpus:<6} {took:>7}  {expected(cell, plan)}"
         for note in cell.notes:
             yield f"{'':<{width}}  note: {note}"
+    for remark in plan.remarks:
+        yield f"note: {remark}"
     for left in plan.left_out:
         yield f"left out: {left.id}: {left.reason}{f' ({left.where})' if left.where else ''}"
     launched = [cell for cell in cells if not expected(cell, plan).startswith("skipped")]
     available = len(plan.gpus) or max((cell.gpus for cell in cells), default=1)
     known = sum(cell.id in history for cell in launched)
+    simulated = "SIMULATED " if plan.simulated else ""
     yield (
         f"{number(len(cells), 'cell')}, {number(len(launched), 'server start')}, about "
         f"{_time(schedule.makespan(launched, available, 1, history))} one after another, "
         f"{_time(schedule.makespan(launched, available, available, history))} with -n auto "
-        f"({known} of {len(launched)} from the last run's times, the others guessed)"
+        f"({known} of {len(launched)} from the times of earlier {simulated}runs, the others guessed)"
     )
 
 

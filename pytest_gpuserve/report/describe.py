@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pytest_gpuserve.model.outcome import Outcome
+from pytest_gpuserve.model.versions import admits, orderable, unversioned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ __all__ = [
     "Retirement",
     "blame",
     "bounded",
+    "by_hand",
     "by_severity",
     "counts",
     "few",
@@ -33,6 +35,7 @@ __all__ = [
     "seconds",
     "single_stream",
     "speed",
+    "unordered",
     "versions_of",
     "why",
 ]
@@ -167,8 +170,8 @@ def bounded(spec: str, version: str, old: str | None = None) -> str | None:
         parts = [part.strip() for part in spec.split(",") if part.strip()]
         wider = [part for part in parts if part.startswith(sign) and _beyond(_bound(part), new, sign)]
         result = ",".join([*(part for part in parts if part not in wider), f"{sign}{new.public}"])
-        wanted = SpecifierSet(result)
-        if old is not None and not wanted.contains(Version(old), prereleases=True):
+        SpecifierSet(result)
+        if old is not None and not admits(result, old):
             return None
     except (InvalidVersion, InvalidSpecifier):
         return None
@@ -177,6 +180,22 @@ def bounded(spec: str, version: str, old: str | None = None) -> str | None:
     if old is None and lower and any(_bound(part) >= new for part in parts if part.startswith((">", "=", "~"))):
         return None
     return result
+
+
+def unordered(run: Mapping[str, Any]) -> dict[str, str]:
+    """The important builds of a run that have no version, and that nobody said what to take for, with their texts."""
+    known = orderable(run)
+    return {name: text for name, text in versions_of(run).items() if unversioned(text) and name not in known}
+
+
+def by_hand(unknown: Mapping[str, str]) -> str:
+    """What to do with an entry that passes with builds that order with no release."""
+    builds = " and ".join(f"{name} {text}" for name, text in unknown.items())
+    first = next(iter(unknown))
+    return (
+        f"bound it by hand, with the first release that has the fix: {builds} orders with no release "
+        f"(--gpu-version {first}=VERSION says what a run's build is to be taken for)"
+    )
 
 
 def _beyond(bound: Version, new: Version, sign: str) -> bool:
@@ -240,12 +259,16 @@ def _retirement(cells: list[Cell], still: Sequence[str], run: Mapping[str, Any])
         still=tuple(still),
         strict=bool(known.get("strict")),
         confirmed=bool(known.get("confirmed", True)),
-        edit=_edit(known, versions_of(run)),
+        edit=_edit(known, run),
     )
 
 
-def _edit(known: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    ranges = dict(known.get("versions") or {})
+def _edit(known: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    ranges, versions = dict(known.get("versions") or {}), orderable(run)
+    unknown = unordered(run)
+    if unknown:
+        # Deleted or bounded by such a version, the entry would be lost to whoever runs a release that has the bug.
+        return by_hand(unknown)
     name = next((name for name in ranges if versions.get(name)), "sglang")
     spec = bounded(str(ranges.get(name, "")), versions[name]) if name in versions else None
     if spec is None:

@@ -22,6 +22,7 @@ from pytest_gpuserve.report.describe import (
     why,
 )
 from pytest_gpuserve.report.github import STEP_LIMIT
+from pytest_gpuserve.report.remarks import remarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +74,8 @@ def summary(run: Mapping[str, Any], comparison: str | None = None, limit: int = 
         head += ["> **SIMULATED**: no GPU and no SGLang were used; times and speeds are invented.", ""]
     if not run["complete"]:
         head += ["> **INCOMPLETE**: the run did not end by itself. What was not reached is `not-run`.", ""]
+    for text in remarks(run):
+        head += [f"> {escape(text)}", ""]
     if comparison:
         head += [fit(comparison.rstrip("\n").split("\n"), max(limit // 2, 0), "lines of the comparison"), ""]
     head += _news(run) + _failures(run) + _stack(run)

@@ -63,6 +63,7 @@ _RUN: dict[str, Test] = {
 }
 _RUN_MAYBE: dict[str, Test] = {
     "driver": ("a mapping of texts", _levels),
+    "taken_for": ("an object of objects", lambda one: _mapping(one) and all(map(_mapping, one.values()))),
     "matrices": ("a list", lambda one: isinstance(one, list)),
 }
 _CELL: dict[str, Test] = {

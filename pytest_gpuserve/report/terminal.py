@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.model.outcome import RED, Outcome
@@ -17,6 +18,7 @@ from pytest_gpuserve.report.describe import (
     row_of,
     versions_of,
 )
+from pytest_gpuserve.report.remarks import remarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +45,7 @@ def summary(run: Mapping[str, Any], width: int, folder: Path | None = None) -> l
         lines.append(("SIMULATED: no GPU and no SGLang were used; times and speeds are invented", {"purple": True}))
     if not run["complete"]:
         lines.append(("INCOMPLETE: the run did not end by itself", {"red": True}))
+    lines += [(line, {"yellow": True}) for text in remarks(run) for line in wrap(text, max(width - 1, 20))]
     lines += table(run, width)
     told = "SIMULATED: " if run["simulated"] else ""
     cells, starts = number(len(run["cells"]), "cell"), number(run["server_starts"], "server start")

@@ -72,7 +72,15 @@ def _from_0(record: Record) -> Record:
         full["failure"] = _failure(cell.get("failure"))
         cells.append(full)
     top = {"simulated": False, "complete": True, "started": "", "finished": "", "command": [], "versions": {}}
-    top |= {"driver": {}, "host": "", "gpus": [], "matrices": [], "checks": [], "server_starts": len(cells)}
+    top |= {
+        "taken_for": {},
+        "driver": {},
+        "host": "",
+        "gpus": [],
+        "matrices": [],
+        "checks": [],
+        "server_starts": len(cells),
+    }
     outcomes = dict(Counter(cell["outcome"] for cell in cells))
     return top | {"outcomes": outcomes} | record | {"schema": 1, "cells": cells}
 

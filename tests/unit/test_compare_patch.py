@@ -239,6 +239,85 @@ def test_without_ranges_it_is_the_version_of_what_moved() -> None:
     assert actions(patched(run(old), run(new))) == [("remove", "KB-0012")], "nothing moved"
 
 
+DEV_A, DEV_B = "0.0.0.dev1+gdce8b0606", "0.0.0.dev1+g1a2b3c4d5"
+
+
+@pytest.mark.parametrize(("before", "after"), [(DEV_A, DEV_B), ("0.5.22", DEV_B), (DEV_A, "0.5.23"), (DEV_B, DEV_B)])
+@pytest.mark.parametrize("known", ["KB-0007", "KB-0012"])
+@pytest.mark.parametrize("outcome", ["xfailed", "xpassed"])
+def test_where_the_order_is_unknown_nothing_is_removed_or_bounded(
+    before: str, after: str, known: str, outcome: str
+) -> None:
+    """Whoever still runs a release with the bug would lose a true entry, by a version that says nothing."""
+    comparison = compare(
+        run(cell("a", outcome, known), sglang=before), new := run(cell("a", "xpassed", known), sglang=after)
+    )
+    patch = make_patch(comparison, new, {LIST: TEXT}, LIST)
+    assert (patch.text, actions(patch)) == ("", [("none", known)])
+    (edit,) = patch.edits
+    assert "bound it by hand" in edit.why
+    assert "orders with no release" in edit.why
+    assert [(one.before, one.after) for one in comparison.moved] == ([] if before == after else [(before, after)])
+
+
+def test_a_build_that_is_taken_for_a_version_bounds_by_it() -> None:
+    old = run(cell("a", "xfailed", "KB-0007"), sglang="0.5.22")
+    new = run(cell("a", "xpassed", "KB-0007"), sglang=DEV_B)
+    new["taken_for"] = {"sglang": {"version": "0.5.24.dev0", "reason": "--gpu-version", "commit": "1a2b3c4d5"}}
+    assert '+    versions: {sglang: ">=0.5.10,<0.5.24.dev0"}' in patched(old, new).text
+
+
+def test_another_distribution_that_the_entry_names_still_bounds_it() -> None:
+    text = TEXT.replace('versions: {sglang: ">=0.5.10"}', 'versions: {torch: ">=2"}')
+    old = run(cell("a", "xfailed", "KB-0007"), sglang=DEV_A, torch="2.11.0")
+    new = run(cell("a", "xpassed", "KB-0007"), sglang=DEV_B, torch="2.13.0")
+    assert '+    versions: {torch: ">=2,<2.13.0"}' in patched(old, new, text).text
+
+
+def test_a_new_entry_of_a_build_without_a_version_asks_for_the_release() -> None:
+    """Not the range of what else moved: that would be blamed for it."""
+    old = run(cell("a", "passed"), sglang="0.5.22", torch="2.11.0")
+    patch = patched(old, run(cell("a", "failed"), sglang=DEV_B, torch="2.13.0"))
+    assert "versions" not in patch.text
+    assert actions(patch) == [("add", "KB-0013")]
+    assert patch.edits[0].why.endswith(f"fill in its issue, and the first release that has the bug (sglang {DEV_B})")
+
+
+def test_what_was_simulated_takes_no_entry_from_the_list_and_marks_what_it_adds() -> None:
+    old, new = (
+        run(cell("a", *a), cell("b", *b), sglang=s) | {"simulated": True}
+        for a, b, s in (
+            (("xfailed", "KB-0007"), ("passed",), "0.5.22"),
+            (("xpassed", "KB-0007"), ("failed",), "0.5.23"),
+        )
+    )
+    patch = patched(old, new)
+    assert actions(patch) == [("none", "KB-0007"), ("add", "KB-0013")]
+    assert 'source: "SIMULATED, gpuserve compare, ' in patch.text
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("AssertionError: the answer is empty: assert 0 > 0", "the answer is empty: assert"),
+        ("AssertionError: assert 'Paris' in 'Garbage'", "'Paris' in 'Garbage'"),
+        ("AssertionError: assert 3 == 4", ""),
+        ("AssertionError: ", ""),
+        ("KeyError: 'meta_info'", "'meta_info'"),
+    ],
+)
+def test_an_assertion_is_expected_by_its_text_or_not_at_all(text: str, pattern: str) -> None:
+    failure = Failure.of(Kind.ASSERTION, Phase.SERVING, text).to_json()
+    assert salient(failure) == pattern
+    patch = patched(run(cell("a", "passed")), run(cell("a", "failed", failure=failure), sglang="0.5.23"))
+    if pattern:
+        assert f'kind: assertion, phase: serving, match: "{pattern}"' in patch.text
+        assert "confidence: reported" in patch.text
+    else:
+        assert patch.text == ""
+        assert [edit.why for edit in patch.edits if "its text says too little" in edit.why]
+
+
 def test_a_step_back_bounds_from_below() -> None:
     patch = patched(run(cell("a", "xfailed", "KB-0012"), sglang="0.5.23"), run(cell("a", "xpassed", "KB-0012")))
     assert '+    versions: {sglang: ">0.5.10.post1"}' in patch.text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpuserve.errors import UsageError
-from pytest_gpuserve.serve.environment import read_versions
+from pytest_gpuserve.serve.environment import newest_tag, origin_of, read_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,3 +120,47 @@ def test_an_interpreter_that_fails_says_why(tmp_path: Path) -> None:
 def test_a_python_without_sglang(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no SGLang: none of its .* distributions is called sglang"):
         read_versions(sys.executable, install(tmp_path, torch="2.13.0"))
+
+
+def checkout(folder: Path, *tags: str) -> str:
+    """A project in a git repository with these tags, all but the last two commits back; its commit."""
+    project = folder / "python"
+    project.mkdir(parents=True)
+    (project / "pyproject.toml").write_text("[project]\nname = 'sglang'\n")
+
+    def git(*words: str) -> str:
+        given = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@y", *words]
+        return subprocess.run(given, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    for tag in tags:
+        git("tag", tag)
+    git("commit", "-qm", "two", "--allow-empty")
+    return git("rev-parse", "--short=9", "HEAD").strip()
+
+
+def test_the_newest_version_among_a_checkouts_tags(tmp_path: Path) -> None:
+    """By the order of versions, not of letters; another part's tags, and what is not merged, do not count."""
+    commit = checkout(tmp_path / "a", "v0.5.9", "v0.5.10.post1", "gateway-v0.9.0", "v0.0.0", "nightly")
+    assert newest_tag(tmp_path / "a/python") == ("0.5.10.post1", commit)
+    commit = checkout(tmp_path / "b")
+    assert newest_tag(tmp_path / "b/python") == ("", commit)
+    (tmp_path / "a/other").mkdir()
+    assert newest_tag(tmp_path / "a/other") == ("", ""), "it merely lies inside of a repository"
+    assert newest_tag(tmp_path / "nowhere") == ("", "")
+
+
+def test_where_a_distribution_was_installed_from(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    env = install(site, sglang="0.0.0.dev1+g1a2b3c4", torch="2", triton="3")
+    url = {"url": (tmp_path / "my checkout/python").as_uri(), "dir_info": {"editable": True}}
+    (site / "sglang-0.0.0.dev1_g1a2b3c4.dist-info/direct_url.json").write_text(json.dumps(url))
+    archive = {"url": "https://x.y/torch.whl", "archive_info": {}}
+    (site / "torch-2.dist-info/direct_url.json").write_text(json.dumps(archive))
+    assert origin_of("sglang", sys.executable, env) == tmp_path / "my checkout/python"
+    assert origin_of("torch", sys.executable, env) is origin_of("triton", sys.executable, env) is None
+    # A source folder on the path, with the metadata that a build in place leaves there.
+    env = install(tmp_path / "src", sglang="0.0.0")
+    assert origin_of("sglang", sys.executable, env) == tmp_path / "src"

@@ -175,7 +175,7 @@ def test_predicates_over_cells(load, when, holds):
         (">=0.5.10", "0.5.11rc1", True),
         (">=0.5.10", "0.5.11.dev7+g1a2b3c", True),
         ("<=0.5.10", "0.5.10.post1", False),
-        ("<0.5.10", "0.5.10rc1", False),
+        ("<0.5.10", "0.5.10rc1", True),
         ("<=0.5.10rc9", "0.5.10rc1", True),
         ("==2.14.*", "2.14.1+cu130", True),
         (">=0.5.10", "a-branch", False),

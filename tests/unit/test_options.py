@@ -51,6 +51,7 @@ def test_every_option_can_be_given_in_every_way(resolve, pytester: pytest.Pytest
         "budget": "2.5",
         "server-python": sys.executable,
         "server-env": "A=1",
+        "version": "sglang=0.5.24.dev0",
         "lock-dir": "locks",
         "lock-timeout": "7",
         "stall": "8",

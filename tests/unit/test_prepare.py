@@ -148,3 +148,94 @@ def test_a_draft_model_that_is_asked_for_and_missing_is_named(planned, tmp_path:
     with pytest.raises(UsageError, match=r"the draft model /nowhere/draft .* is not on this machine"):
         draft_path(cell, simulated=False)
     assert draft_path(cell, simulated=True) == "/nowhere/draft"
+
+
+# -- builds without a version ------------------------------------------------------------------------------------------
+
+DEV = "0.0.0.dev1+gdce8b0606"
+RANGES = """schema: 1
+arch: [sm120]
+models: {m: {shape: tiny-llama}}
+axes:
+  a:
+    old: {}
+    new: {flags: {x: 1}, requires: {sglang: ">=0.5.9"}}
+    gone: {flags: {y: 1}, requires: {sglang: "<0.5.20"}}
+baseline: {a: old}
+"""
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned):
+    """`built(sglang, …)`: the plan of a matrix with ranges, for an environment whose SGLang calls itself that."""
+    monkeypatch.setattr(preparing.builds, "origin_of", lambda *_: None)
+    (tmp_path / "matrices/tiny.yaml").write_text(RANGES)
+    (tmp_path / "matrices/known_bad.yaml").write_text(KNOWN_BAD.replace('driver: ">=580"', 'sglang: ">=0.5.10"'))
+
+    def built(sglang: str, *version: tuple[str, str]):
+        planned({})
+        monkeypatch.setattr(preparing, "_versions", lambda _: SIMULATED_VERSIONS | {"sglang": sglang})
+        return prepare(Settings(rootdir=tmp_path, report=tmp_path / "report", matrix=("tiny",), version=version))
+
+    return built
+
+
+def skipped(plan) -> list[str]:
+    return [cell.id.removeprefix("sm120-m-") for cell in plan.cells if cell.not_applicable]
+
+
+def test_a_build_without_a_version_is_newer_than_every_release_and_named(built) -> None:
+    """Compared as a version it would be older than all of them: half of a matrix would be skipped, in silence."""
+    plan = built(DEV)
+    assert skipped(plan) == ["a.gone"]
+    assert NEW in plan.entries, "a range without an upper end holds"
+    assert plan.versions["sglang"] == plan.version("sglang") == DEV
+    (remark,) = plan.remarks
+    assert remark == (
+        f"sglang {DEV} is a build without a version, commit dce8b0606: it is taken for newer than every release "
+        "(--gpu-version sglang=VERSION says otherwise)"
+    )
+
+
+def test_a_build_without_a_version_is_taken_for_what_is_said(built) -> None:
+    plan = built(DEV, ("sglang", "0.5.9"))
+    assert skipped(plan) == []
+    assert NEW not in plan.entries
+    assert (plan.versions["sglang"], plan.version("sglang")) == (DEV, "0.5.9")
+    assert plan.remarks == (
+        f"sglang {DEV} is a build without a version, commit dce8b0606: it is taken for 0.5.9 (--gpu-version)",
+    )
+
+
+def test_a_build_of_a_checkout_is_taken_for_its_newest_tag(built, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(preparing.builds, "origin_of", lambda *_: tmp_path)
+    monkeypatch.setattr(preparing.builds, "newest_tag", lambda _: ("0.5.19", "abcdef123"))
+    plan = built("0.0.0")
+    assert skipped(plan) == []
+    (remark,) = plan.remarks
+    assert remark == (
+        "sglang 0.0.0 is a build without a version, commit abcdef123: it is taken for 0.5.19 "
+        f"(the newest tag of its checkout {tmp_path})"
+    )
+    assert built(DEV, ("sglang", "0.5.21")).version("sglang") == "0.5.21"
+
+
+def test_what_is_said_of_a_build_that_has_a_version_is_not_used(built) -> None:
+    """As where one environment variable is set for the development build and for a release beside it."""
+    plan = built("0.5.23", ("sglang", "0.5.9"))
+    assert plan.version("sglang") == "0.5.23"
+    assert plan.remarks == ("--gpu-version sglang=0.5.9 is not used: sglang 0.5.23 has a version of its own",)
+
+
+def test_a_version_for_what_is_not_there(built) -> None:
+    with pytest.raises(UsageError, match=r"--gpu-version sglnag=1: .* has no sglnag; did you mean 'sglang'"):
+        built(DEV, ("sglnag", "1"))
+    with pytest.raises(UsageError, match="says sglang=1 and sglang=2: give one of them"):
+        built(DEV, ("sglang", "1"), ("sglang", "2"))
+
+
+def test_a_plan_says_that_most_cells_are_skipped_for_one_reason(built, tmp_path: Path) -> None:
+    assert skipped(built("0.5.6")) == ["a.new"]
+    assert built("0.5.6").remarks == ()
+    (tmp_path / "matrices/tiny.yaml").write_text(RANGES.replace('"<0.5.20"', '">=0.5.20"'))
+    assert built("0.5.6").remarks == ("2 of 3 cells are skipped for one reason: they need another sglang than 0.5.6",)

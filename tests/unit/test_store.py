@@ -47,6 +47,7 @@ def header(**changes: object) -> dict:
         "started": NOON,
         "command": ["pytest"],
         "versions": {"sglang": "0.5.23"},
+        "taken_for": {},
         "driver": {},
         "host": "h",
         "gpus": [],
@@ -246,8 +247,8 @@ def test_run_json_has_the_documented_fields_in_order(tmp_path: Path) -> None:
     checks = [CheckRecord(name="ready", cell=one.id, outcome=one.outcome) for one in cells]
     record = run_record(header(), cells=cells, checks=checks, finished=NOON)
     assert list(record) == [
-        *("schema", "simulated", "complete", "started", "finished", "command", "versions", "driver", "host", "gpus"),
-        *("matrices", "server_starts", "outcomes", "cells", "checks"),
+        *("schema", "simulated", "complete", "started", "finished", "command", "versions", "taken_for", "driver"),
+        *("host", "gpus", "matrices", "server_starts", "outcomes", "cells", "checks"),
     ]
     assert record["outcomes"] == {"infra": 1, "passed": 1}
     assert record["server_starts"] == 3
