@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import sys
@@ -51,11 +52,22 @@ def _asked(options: argparse.Namespace) -> Request:
         matrix=tuple(name.strip() for name in options.matrix.split(",") if name.strip()),
         server_python=options.gpu_server_python,
         server_env=tuple(options.gpu_server_env),
+        version=tuple(map(_taken, options.gpu_version)),
         known_bad=tuple(options.gpu_known_bad),
         strategy=options.gpu_strategy,
     )
     plan = prepare(settings, pretended={"driver": options.driver, "cuda": options.cuda})
-    return request_of(plan, plan.cells)
+    request = request_of(plan, plan.cells)
+    return dataclasses.replace(request, notes=(*plan.remarks, *request.notes))
+
+
+def _taken(text: str) -> tuple[str, str]:
+    from pytest_gpuserve.model.versions import read_taken
+
+    try:
+        return read_taken(text)
+    except ValueError as error:
+        raise UsageError(f"--gpu-version {text}: {error}") from None
 
 
 def _validate(arguments: Sequence[str]) -> int:

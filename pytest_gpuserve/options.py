@@ -85,14 +85,9 @@ def _variable(value: str, _base: Path) -> str:
 
 
 def _version(value: str, _base: Path) -> tuple[str, str]:
-    from packaging.utils import canonicalize_name
+    from pytest_gpuserve.model.versions import read_taken
 
-    from pytest_gpuserve.model.versions import is_version, unversioned
-
-    name, _, version = (part.strip() for part in value.partition("="))
-    if not name or not is_version(version) or unversioned(version):
-        raise ValueError("DIST=VERSION with a version that orders, such as sglang=0.5.24.dev0")
-    return str(canonicalize_name(name)), version
+    return read_taken(value)
 
 
 def _positive(value: str, _base: Path) -> float:

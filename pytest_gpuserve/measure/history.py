@@ -1,4 +1,4 @@
-"""Earlier measurements of the same cell: same axes, same GPUs by name, same method, by its own throughput check."""
+"""Earlier measurements of the same cell: same matrix, axes, GPUs by name and method, by its own throughput check."""
 
 from __future__ import annotations
 
@@ -104,4 +104,6 @@ def past_of(
 
 def _same(record: Mapping[str, Any], cell: Cell) -> bool:
     identity = (record.get("arch"), record.get("model"), record.get("axes"))
-    return record.get("outcome") in _SOUND and identity == (cell.arch, cell.model.name, dict(cell.axes))
+    # Another matrix may mean other flags by the same names. A record from elsewhere may name none.
+    same_matrix = (record.get("matrix") or cell.matrix) == cell.matrix
+    return record.get("outcome") in _SOUND and same_matrix and identity == (cell.arch, cell.model.name, dict(cell.axes))

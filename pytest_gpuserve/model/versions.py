@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-__all__ = ["TakenFor", "admits", "commit_of", "counted", "is_version", "orderable", "unversioned"]
+__all__ = ["TakenFor", "admits", "commit_of", "counted", "is_version", "orderable", "read_taken", "unversioned"]
 
 # packaging is imported where it is needed: a supervisor asks only whether a build has a version, and must start fast.
 _UNVERSIONED = re.compile(r"v?(?:0+(?:\.0+)*(?:[.-]?dev\d*)?|0\.1(?:\.0)?[.-]?dev\d*)(?:\+.*)?", re.IGNORECASE)
@@ -55,6 +55,16 @@ def commit_of(version: str) -> str:
 def counted(versions: Mapping[str, str], taken: Mapping[str, TakenFor]) -> dict[str, str]:
     """The versions as they count in ranges: builds without one as what they are taken for."""
     return {**versions, **{name: one.version for name, one in taken.items() if one.version is not None}}
+
+
+def read_taken(text: str) -> tuple[str, str]:
+    """`sglang=0.5.24.dev0` as distribution and version. ValueError with what it wants."""
+    from packaging.utils import canonicalize_name
+
+    name, _, version = (part.strip() for part in text.partition("="))
+    if not name or not is_version(version) or unversioned(version):
+        raise ValueError("DIST=VERSION with a version that orders, such as sglang=0.5.24.dev0")
+    return str(canonicalize_name(name)), version
 
 
 def orderable(record: Mapping[str, Any]) -> dict[str, str]:

@@ -88,8 +88,9 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 def preflight_main(argv: Sequence[str], prepare: Callable[[argparse.Namespace], Request]) -> int:
     """The command: 0 where every answer is as expected, 1 with findings, 2 where SGLang could not be asked.
 
-    `prepare` turns the options (`matrix`, `driver`, `cuda`, `gpu_server_python`, `gpu_server_env`, `gpu_known_bad`,
-    `gpu_strategy`) into the request: it reads matrices and versions, and makes the models' folders without weights.
+    `prepare` turns the options (`matrix`, `driver`, `cuda`, `gpu_server_python`, `gpu_server_env`, `gpu_version`,
+    `gpu_known_bad`, `gpu_strategy`) into the request: it reads matrices and versions, and makes the models' folders
+    without weights.
     """
     options = _parser().parse_args(argv)
     try:
@@ -120,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--matrix", required=True, help="names or files of matrices, separated by commas")
     parser.add_argument("--gpu-server-python", metavar="PATH", help="the interpreter of the environment under test")
     parser.add_argument("--gpu-server-env", metavar="NAME[=VALUE]", action="append", default=[])
+    parser.add_argument(
+        "--gpu-version", metavar="DIST=VERSION", action="append", default=[], help="see docs/bumping.md"
+    )
     parser.add_argument("--gpu-known-bad", metavar="PATH", type=Path, action="append", default=[])
     parser.add_argument("--gpu-strategy", metavar="NAME", help="overrides the matrix's strategy")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the record here, for gpuserve compare")

@@ -157,7 +157,9 @@ def test_the_record_has_every_metric_and_the_worst_verdict() -> None:
 def test_history_is_of_the_same_cell_gpus_and_method(tmp_path) -> None:
     def run(name: str, median: float, **changes: object) -> None:
         one = record([median], **{k: v for k, v in changes.items() if k in ("method", "verdict")}).to_json()
-        one |= {"outcome": "passed"} | {name: value for name, value in changes.items() if name in ("axes", "gpus")}
+        one |= {"outcome": "passed"} | {
+            name: value for name, value in changes.items() if name in ("axes", "gpus", "matrix")
+        }
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(json.dumps({"simulated": changes.get("simulated", False), "cells": [one]}))
@@ -170,6 +172,7 @@ def test_history_is_of_the_same_cell_gpus_and_method(tmp_path) -> None:
     run("6", 999.0, gpus=GPUS * 2)
     run("7", 999.0, simulated=True)
     run("8", 999.0, verdict="below-floor")
+    run("81", 999.0, matrix="another")
     run("9", 40.0)
     (tmp_path / "runs" / "95").mkdir()
     (tmp_path / "runs" / "95" / "run.json").write_text("{torn")

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from pytest_gpuserve.engine.version import release
 from pytest_gpuserve.model.versions import TakenFor, admits, commit_of, counted, orderable, unversioned
-from pytest_gpuserve.report.describe import bounded
+from pytest_gpuserve.report.describe import bounded, retirements
 
 NUMBERS = st.integers(0, 12).map(str)
 VERSIONS = st.builds(
@@ -92,3 +92,21 @@ def test_a_bound_of_compare_leaves_no_gap_for_a_release_candidate() -> None:
     spec = bounded(">=0.5.10", "0.5.23", "0.5.22")
     assert spec == ">=0.5.10,<0.5.23"
     assert admits(spec, "0.5.23rc1") is not admits(">=0.5.23", "0.5.23rc1")
+
+
+@pytest.mark.parametrize(
+    ("taken", "edit"),
+    [
+        (None, "bound it by hand, with the first release that has the fix: sglang 0.0.0.dev1+g1a2b3c4 orders with no"),
+        ("0.5.24.dev0", 'versions: {sglang: ">=0.5.10,<0.5.24.dev0"}'),
+    ],
+)
+def test_the_edit_that_retires_an_entry_is_no_bound_by_a_build_without_a_version(taken: str | None, edit: str) -> None:
+    known = {"id": "KB-1", "versions": {"sglang": ">=0.5.10"}}
+    run = {
+        "versions": {"sglang": "0.0.0.dev1+g1a2b3c4"},
+        "taken_for": {"sglang": {"version": taken, "reason": "r", "commit": "1a2b3c4"}},
+        "cells": [{"id": "c", "outcome": "xpassed", "known_bad": known}],
+    }
+    (retirement,) = retirements(run)
+    assert retirement.edit.startswith(edit)
