@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from pytest_gpuserve.model.cell import FlagValue
 
-__all__ = ["PARALLEL_SIZES", "canonical", "canonical_fact", "refusal", "size_problem", "tensor_parallel"]
+__all__ = [
+    "PARALLEL_SIZES",
+    "canonical",
+    "canonical_fact",
+    "refusal",
+    "size_problem",
+    "tensor_parallel",
+    "told_elsewhere",
+]
 
 # Another spelling → the name that every release has. `tp`, `dp`, `pp` are no options: argparse takes the first two as
 # abbreviations, and calls `--pp` ambiguous.
@@ -135,6 +143,14 @@ def size_problem(flags: Mapping[str, FlagValue], gpus: int) -> str:
             sizes = " x ".join(f"{name} {_size(flags, name)}" for name in names if _size(flags, name) > 1)
             return f"{sizes} is inside the tensor parallel group, and does not divide its tp-size {tensor}"
     return ""
+
+
+def told_elsewhere(name: str, flags: Mapping[str, FlagValue], resolved: Mapping[str, object]) -> bool:
+    """True if SGLang reports what this flag asked for under a newer name, so that its own says nothing of it.
+
+    In 0.5.23 (not in 0.5.17) `--dp-size N --enable-dp-attention` resolves to `attn_dp_size` N and `dp_size` 1.
+    """
+    return name == "dp-size" and _attention(flags) == ("dp-size",) and resolved.get("attn_dp_size") == flags[name]
 
 
 def _size(flags: Mapping[str, FlagValue], name: str) -> int:

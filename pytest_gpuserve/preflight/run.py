@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import engine
+from pytest_gpuserve.engine.flags import told_elsewhere
 from pytest_gpuserve.preflight._fakegpu import ARCHS
 from pytest_gpuserve.preflight.child import Child
 from pytest_gpuserve.preflight.record import SCHEMA, VOLATILE, VOLATILE_ENV, settings_of
@@ -202,7 +203,7 @@ def _rewritten(
     changed = {}
     for flag, asked in flags.items():
         field = _field_of(f"--{flag.lstrip('-')}", resolved, options)
-        if field is None or asked is False or asked == "auto":
+        if field is None or asked is False or asked == "auto" or told_elsewhere(flag, flags, resolved):
             continue
         got = resolved[field]
         comparable = got is None or isinstance(got, (bool, int, float, str)) or isinstance(asked, list)

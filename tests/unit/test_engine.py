@@ -7,6 +7,7 @@ import re
 import pytest
 
 from pytest_gpuserve import engine
+from pytest_gpuserve.engine.flags import told_elsewhere
 from pytest_gpuserve.errors import UsageError
 from pytest_gpuserve.model.cell import Cell, ModelSpec
 from pytest_gpuserve.model.phase import Phase
@@ -106,6 +107,15 @@ def test_sizes_that_do_not_take_the_cells_gpus(gpus: int, flags: dict[str, objec
     assert engine.size_problem(named, gpus) == problem  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=re.escape(problem)):
         words(cell(gpus=gpus, **flags))
+
+
+def test_attentions_data_parallelism_by_its_older_name_is_no_other_setting() -> None:
+    """What SGLang 0.5.23 resolves `--dp-size 4 --enable-dp-attention` to."""
+    resolved = {"dp_size": 1, "attn_dp_size": 4}
+    assert told_elsewhere("dp-size", {"dp-size": 4, "enable-dp-attention": True}, resolved)
+    assert not told_elsewhere("dp-size", {"dp-size": 4}, resolved)
+    assert not told_elsewhere("dp-size", {"dp-size": 4, "enable-dp-attention": True}, {"dp_size": 1, "attn_dp_size": 2})
+    assert not told_elsewhere("tp-size", {"tp-size": 4, "enable-dp-attention": True}, resolved)
 
 
 def test_a_single_gpu_needs_no_parallel_size() -> None:

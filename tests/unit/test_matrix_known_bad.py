@@ -120,6 +120,14 @@ def test_a_pattern_that_explains_any_failure(problems, pattern):
     assert "matches everything, so it would explain any failure" in found
 
 
+@pytest.mark.parametrize("kind", ["crash", "rejected", "assertion"])
+def test_what_always_has_a_text_is_expected_by_it(problems, load, kind):
+    (found,) = problems(entry(expect=f"{{kind: {kind}}}"))
+    assert f"needs match or match-re: without a text, any {kind} would count as this one" in found
+    (found,) = load(entry(expect=f"{{kind: {kind}, match: the answer is empty}}"))
+    assert str(found.expect.kind) == kind
+
+
 def test_a_literal_is_no_pattern(load):
     (found,) = load(entry(expect='{kind: crash, match: "x.cuh:30 (a|b)"}'))
     assert not found.expect.explains(Failure.of(Kind.CRASH, Phase.WARMUP, "x", text="xxcuh:30 a"))
