@@ -75,6 +75,7 @@ def _one_stack(a: dict[str, Any], b: dict[str, Any]) -> Comparison:
         rows=tuple(rows),
         simulated=bool(a["simulated"] or b["simulated"]),
         comparable=any(old is not None and new is not None for old, new in paired),
+        mixed=bool(a["simulated"]) is not bool(b["simulated"]),
         unordered={**unordered(a), **unordered(b)},
     )
 

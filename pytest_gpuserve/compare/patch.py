@@ -165,6 +165,12 @@ def _add(
     used += map(_number, taken)
     used += [_number(_entry(cell)) for row in comparison.rows for cell in (row.a, row.b)]
     first = max(used, default=0) + 1
+    if comparison.mixed:
+        # What "broke" is the difference between a simulation and a real machine.
+        if broken:
+            why = "one of the records is SIMULATED and the other is real"
+            yield Edit("none", "what broke", target, why)
+        return
     new = new_entries(broken, after, comparison.moved, simulated=comparison.simulated)
     for row in broken:
         failure = (row.b or {}).get("failure")

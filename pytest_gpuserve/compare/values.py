@@ -92,7 +92,8 @@ class Row:
 class Comparison:
     """Two records compared. `title` names what was compared; `warnings` are about the comparison as a whole.
 
-    `comparable` is False when no cell is in both: then the classes say nothing. `unordered` are the builds of either
+    `comparable` is False when no cell is in both: then the classes say nothing. `simulated` is True if either record
+    is of a simulation, `mixed` if only one is. `unordered` are the builds of either
     side, by name, of which nobody can say whether they are newer than a release.
     """
 
@@ -102,6 +103,7 @@ class Comparison:
     rows: tuple[Row, ...]
     simulated: bool
     comparable: bool
+    mixed: bool = False
     unordered: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -23,6 +23,7 @@ from pytest_gpuserve.matrix.find import available, find_matrices, known_bad_path
 from pytest_gpuserve.matrix.known_bad import in_range, load_known_bad, matching
 from pytest_gpuserve.matrix.scenario import load_scenario, scenario_from_known_bad
 from pytest_gpuserve.matrix.schema import load_matrix, vocabulary_of
+from pytest_gpuserve.matrix.settings import variable_refusal
 from pytest_gpuserve.model.versions import counted
 from pytest_gpuserve.model.words import number
 from pytest_gpuserve.preflight.run import PRETENDED
@@ -59,10 +60,15 @@ SIMULATED_VERSIONS = {
 
 
 def server_variables(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What `--gpu-server-env` sets or lets through. UsageError for a NAME that the caller does not have."""
+    """What `--gpu-server-env` sets or lets through.
+
+    UsageError for a NAME that the caller does not have, or that is set for each start anyway.
+    """
     found = {}
     for item in settings.server_env:
         name, equals, value = item.partition("=")
+        if (reason := variable_refusal(name)) is not None:
+            raise UsageError(f"--gpu-server-env {name}: the variable {reason}")
         if not equals:
             if name not in environ:
                 raise UsageError(f"--gpu-server-env {name}: not set in this environment; write {name}=VALUE")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.matrix.walk import Reader
     from pytest_gpuserve.model.cell import FlagSetting
 
-__all__ = ["LaunchSettings", "read_name", "read_settings"]
+__all__ = ["LaunchSettings", "read_name", "read_settings", "variable_refusal"]
 
 _FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -130,6 +130,17 @@ def _flag_value(reader: Reader, node: Node) -> FlagSetting:
     return node.value
 
 
+def variable_refusal(name: str) -> str | None:
+    """Why nobody can set this variable for a server, as the end of a sentence; None if it can be set."""
+    if name in _OUR_VARIABLES or name.startswith("GPUSERVE_"):
+        return "is set by gpuserve itself"
+    if _FIXED_VARIABLES.fullmatch(name):
+        return (
+            "cannot be set: it gives every server the same address, port or rank; gpuserve chooses ports for each start"
+        )
+    return None
+
+
 def _read_env(reader: Reader, node: Node | None, settings: LaunchSettings) -> None:
     """Environment variables. Values are text: an unquoted number counts as it is written (`1.10` stays `1.10`)."""
     for name, value in reader.mapping(node).items() if node is not None else ():
@@ -138,14 +149,8 @@ def _read_env(reader: Reader, node: Node | None, settings: LaunchSettings) -> No
         settings.places[f"env.{name}"] = where
         if not _VARIABLE.fullmatch(name):
             reader.add(where, f"'{name}' in {node.path} cannot be the name of an environment variable")
-        elif name in _OUR_VARIABLES or name.startswith("GPUSERVE_"):
-            reader.add(where, f"{node.path}: the variable '{name}' is set by gpuserve itself")
-        elif _FIXED_VARIABLES.fullmatch(name):
-            reader.add(
-                where,
-                f"{node.path}: the variable '{name}' cannot be set by a matrix: it gives every server the same "
-                "address, port or rank; gpuserve chooses ports for each start",
-            )
+        elif (reason := variable_refusal(name)) is not None:
+            reader.add(where, f"{node.path}: the variable '{name}' {reason}")
         elif _is_null(value):
             settings.env[name] = None
         elif not value.is_scalar or (value.value is None and value.plain) or "\0" in value.text:

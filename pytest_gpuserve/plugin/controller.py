@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ class Controller:
         with active.user_errors():
             plan = prepare(self._settings)
             # Read before this run has a folder: of a report directory the latest run is meant, which is not this one.
-            before = _record_before(self._settings.compare) if self._settings.compare else None
+            before = _record_before(self._settings.compare, plan) if self._settings.compare else None
             if not (self._settings.plan or config.option.collectonly):
                 require_locks(plan)
                 started = datetime.fromisoformat(plan.started)
@@ -243,11 +244,22 @@ class Controller:
         return "SIMULATED cells" if self.plan.simulated else "cells"
 
 
-def _record_before(path: Path) -> dict[str, Any]:
+def _record_before(path: Path, plan: Plan) -> dict[str, Any]:
+    """The record to compare with; of a report directory the latest run that is simulated if this one is, or real."""
     try:
-        return read_run(path)
+        record = read_run(path)
+        if not (path / "runs").is_dir() or record["simulated"] is plan.simulated:
+            return record
+        folders = [one for one in sorted((path / "runs").iterdir(), reverse=True) if not one.is_symlink()]
+        for folder in folders:
+            with suppress(GpuserveError):
+                record = read_run(folder)
+                if record["simulated"] is plan.simulated:
+                    return record
     except GpuserveError as error:
         raise UsageError(f"--gpu-compare: {error}") from error
+    kind = "simulated" if plan.simulated else "real"
+    raise UsageError(f"--gpu-compare {path}: none of its {number(len(folders), 'run')} is a {kind} one, as this run is")
 
 
 def _outcome_of(report: Any) -> str | None:

@@ -14,10 +14,10 @@ DEV = "0.0.0.dev1+gdce8b0606"
 def earlier(project):
     """`earlier(name, …)`: an earlier run's record with the times of these cells."""
 
-    def earlier(name: str, *cells: dict, simulated: bool = True) -> None:
+    def earlier(name: str, *cells: dict, simulated: bool = True, **fields: object) -> None:
         folder = project.path / ".gpuserve/runs" / name
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"schema": 1, "simulated": simulated, "cells": cells}))
+        (folder / "run.json").write_text(json.dumps({"schema": 1, "simulated": simulated, "cells": cells} | fields))
 
     return earlier
 
@@ -79,6 +79,52 @@ def test_a_simulations_times_are_none_of_a_real_run(project, earlier) -> None:
     assert plan["sm120-m-baseline"] == GUESSED
     assert plan["sm120-m-attention.flashinfer"] == "0m20s"
     assert "(1 of 3 from the times of earlier runs, the others guessed)" in plan["known"]
+
+
+def test_of_a_report_directory_a_run_compares_with_the_latest_of_its_own_kind(project, earlier) -> None:
+    project.run("-k", "baseline and ready")
+    gone = took(10) | {"id": "sm120-m-gone", "axes": {"attention": "gone"}}
+    fields = {"complete": True, "started": "", "versions": {}, "gpus": [], "server_starts": 0, "checks": []}
+    earlier("29991101T000000Z-a", gone, simulated=False, **fields)
+    latest = project.path / ".gpuserve/runs/latest"
+    latest.unlink()
+    latest.symlink_to("29991101T000000Z-a")
+    result = project.run("-k", "baseline and ready", "--gpu-compare=.gpuserve")
+    assert result.code == 0, result.text
+    assert "1 SAME" in result.text
+    assert "GONE" not in result.text
+    alone = project.path / "alone/runs"
+    alone.mkdir(parents=True)
+    (project.path / ".gpuserve/runs/29991101T000000Z-a").rename(alone / "latest")
+    result = project.run("-k", "baseline and ready", "--gpu-compare=alone", inprocess=True)
+    assert (result.code, "none of its 1 run is a simulated one, as this run is" in result.errors) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "TMPDIR", "MASTER_PORT", "GPUSERVE_LEASE"])
+def test_what_is_set_for_each_start_cannot_be_set_by_an_option_either(project, name: str) -> None:
+    """It would be written over, or break the next start, without a word."""
+    result = project.run(f"--gpu-server-env={name}=1", inprocess=True)
+    assert result.code == 4
+    assert f"--gpu-server-env {name}: the variable " in result.errors
+
+
+def test_a_mark_may_use_any_spelling_of_a_flag(project) -> None:
+    path = project.path / "matrices/tiny.yaml"
+    path.write_text(path.read_text().replace("off: {flags: {", "off: {flags: {expert-parallel-size: 1, "))
+    project.file(
+        "test_mine.py",
+        """
+        import pytest
+
+        @pytest.mark.gpu_cells(**{"flag.ep": 1})
+        def test_mine(gpu_cell):
+            assert gpu_cell.flags["ep-size"] == 1
+        """,
+    )
+    result = project.run("test_mine.py", "--collect-only", "-q", inprocess=True)
+    assert [line for line in result.text.splitlines() if "::" in line] == [
+        "test_mine.py::test_mine[sm120-m-graphs.off]"
+    ]
 
 
 def test_a_build_without_a_version_is_named_wherever_its_run_is_read(project) -> None:

@@ -296,6 +296,20 @@ def test_what_was_simulated_takes_no_entry_from_the_list_and_marks_what_it_adds(
     assert 'source: "SIMULATED, gpuserve compare, ' in patch.text
 
 
+def test_a_simulation_and_a_real_run_make_no_entry() -> None:
+    old = run(cell("a", "passed"), sglang="0.5.22") | {"simulated": True}
+    patch = patched(old, run(cell("a", "failed"), sglang="0.5.23"))
+    assert (patch.text, actions(patch)) == ("", [("none", "what broke")])
+
+
+def test_a_record_that_has_a_flag_by_another_spelling_was_launched_alike() -> None:
+    old = run(cell("a", "passed", flags={"tp": 2}))
+    new = run(cell("a", "passed", flags={"tp-size": 2}))
+    assert not [text for text in compare(old, new).warnings if "launched with other flags" in text]
+    other = compare(old, run(cell("a", "passed", flags={"tp-size": 4}))).warnings
+    assert [text for text in other if "--tp-size 2 → 4" in text]
+
+
 @pytest.mark.parametrize(
     ("text", "pattern"),
     [
