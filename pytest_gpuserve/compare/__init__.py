@@ -46,6 +46,7 @@ def _several_stacks(olds: list[dict[str, Any]], news: list[dict[str, Any]]) -> C
         rows=tuple(sorted(rows, key=lambda row: _ORDER[row.change])),
         simulated=any(comparison.simulated for _, comparison in found),
         comparable=any(comparison.comparable for _, comparison in found),
+        unordered={name: text for _, comparison in found for name, text in comparison.unordered.items()},
     )
 
 

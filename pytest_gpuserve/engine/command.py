@@ -40,7 +40,7 @@ def argv(cell: Cell, *, python: str, version: str, model_path: str) -> tuple[str
     `--enable-metrics`, which the token counter of the hang watch needs. UsageError where the cell sets what the
     supervisor must choose, or sizes that do not take its GPUs; files with such cells are refused before.
     """
-    flags = {canonical(name): value for name, value in _without_dashes(cell).items()}
+    flags = _by_own_name(cell.flags)
     place = f" ({cell.where})" if cell.where else ""
     for name in flags:
         if (reason := refusal(name)) is not None:
@@ -66,18 +66,19 @@ def argv(cell: Cell, *, python: str, version: str, model_path: str) -> tuple[str
 
 def draft_model(flags: Mapping[str, FlagValue]) -> str:
     """The draft model that a cell's flags name, as they name it; empty without one."""
-    value = {canonical(name): value for name, value in flags.items()}.get(_DRAFT_MODEL)
+    value = _by_own_name(flags).get(_DRAFT_MODEL)
     return value if isinstance(value, str) else ""
 
 
 def hides_phases(flags: Mapping[str, FlagValue]) -> str:
     """The flag that keeps the phases out of the log, such as `--log-level warning`; empty if none does."""
-    level = {canonical(name): value for name, value in flags.items()}.get(_LOG_LEVEL)
+    level = _by_own_name(flags).get(_LOG_LEVEL)
     return f"--{_LOG_LEVEL} {level}" if phase.hides_phases(level) else ""
 
 
-def _without_dashes(cell: Cell) -> dict[str, FlagValue]:
-    return {name.lstrip("-"): value for name, value in cell.flags.items()}
+def _by_own_name(flags: Mapping[str, FlagValue]) -> dict[str, FlagValue]:
+    """The flags under SGLang's own names, without dashes in front."""
+    return {canonical(name.lstrip("-")): value for name, value in flags.items()}
 
 
 def _words(name: str, value: FlagValue) -> tuple[str, ...]:
