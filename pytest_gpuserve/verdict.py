@@ -162,6 +162,6 @@ def blocks(baseline: CellRecord) -> bool:
 
 
 def needs_control(failure: Failure, entries: Sequence[KnownBad]) -> bool:
-    """True for a hang or a crash that no entry explains: is it the flags, or is it the machine?"""
+    """True for a hang, a crash or an oom that no entry explains: is it the flags, or is it the machine?"""
     unexpected = of_failure(failure, entries).outcome in (Outcome.FAILED, Outcome.CHANGED)
-    return unexpected and failure.kind in (Kind.HANG, Kind.CRASH)
+    return unexpected and failure.kind in (Kind.HANG, Kind.CRASH, Kind.OOM)

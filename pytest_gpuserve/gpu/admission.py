@@ -7,7 +7,7 @@ alone; what could not be checked is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpuserve.errors import MachineError
@@ -16,31 +16,37 @@ from pytest_gpuserve.gpu.lockdir import stem
 from pytest_gpuserve.gpu.notes import boot_id, read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pytest_gpuserve.gpu.notes import Note
-    from pytest_gpuserve.model.gpu import Gpu, Probe, Reading
+    from pytest_gpuserve.model.gpu import Gpu, GpuProcess, Probe, Reading
 
-__all__ = ["LEASE_MARK", "Gate", "State", "believable_idle", "judge", "name_of", "remains"]
+__all__ = ["LEASE_MARK", "Gate", "State", "believable_idle", "judge", "name_of", "occupant", "remains"]
 
 LEASE_MARK = "GPUSERVE_LEASE"
 GIB = 1 << 30
 # The driver's own share of memory moves by some MiB; the smallest CUDA context takes more than this.
 TOLERANCE = 256 << 20
+# What a process takes of a GPU beside the figure that NVML gives for it, generously.
+_BESIDE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """A look at one GPU: its `occupants` (empty: free), the `idle` reading to go by, what was `unchecked`.
 
-    Of an `unreadable` GPU the one occupant is the reason why it cannot be read.
+    Of an `unreadable` GPU the one occupant is the reason why it cannot be read. `foreign` are those processes that the
+    caller said are not its own; they are no occupants. `unidentified` tells that a process among the occupants is
+    known by its number alone.
     """
 
     occupants: tuple[str, ...]
     idle: int | None = None
     unchecked: tuple[str, ...] = ()
     unreadable: bool = False
+    foreign: tuple[str, ...] = ()
+    unidentified: bool = False
 
 
 def name_of(gpu: Gpu) -> str:
@@ -60,17 +66,15 @@ def judge(gpu: Gpu, reading: Reading, idle: int | None) -> State:
     but for the names of processes.
     """
     name = name_of(gpu)
-    occupants = [
-        f"{process.describe(item.pid)} {_gib(item.memory)}on {name}".replace("  ", " ")
-        for item in reading.processes or ()
-    ]
+    occupants = [occupant(gpu, item) for item in reading.processes or ()]
+    unidentified = any(item.start is None for item in reading.processes or ())
     unchecked = []
     if reading.processes is None:
         unchecked.append(f"processes of {name} (the driver lists none)")
     used = reading.memory_used
     if used is None:
         unchecked.append(f"memory of {name} (the driver has no figure)")
-        return State(tuple(occupants), None, tuple(unchecked))
+        return State(tuple(occupants), None, tuple(unchecked), unidentified=unidentified)
     limit = believable_idle(gpu.memory_total) if idle is None else idle + TOLERANCE
     if used > limit and not occupants:
         listed = "no process is listed" if reading.processes is None else "no process has it"
@@ -78,7 +82,26 @@ def judge(gpu: Gpu, reading: Reading, idle: int | None) -> State:
         occupants.append(f"{used / GIB:.1f} GiB in use on {name}, {known}, {listed}")
     if idle is None and not occupants:
         idle = used
-    return State(tuple(occupants), idle, tuple(unchecked))
+    return State(tuple(occupants), idle, tuple(unchecked), unidentified=unidentified)
+
+
+def occupant(gpu: Gpu, item: GpuProcess) -> str:
+    """`pid 4242 (python, alice) 76.1 GiB on GPU 3`."""
+    return f"{process.describe(item.pid, identified=item.start is not None)} {_gib(item.memory)}on {name_of(gpu)}"
+
+
+def _without(reading: Reading, foreign: Iterable[GpuProcess]) -> Reading:
+    """The reading as it would be if these processes were not there; what cannot be told apart then is None."""
+    strangers = tuple(foreign)
+    if not strangers:
+        return reading
+    used = reading.memory_used
+    if used is not None and all(item.memory is not None for item in strangers):
+        used = max(0, used - sum((item.memory or 0) + _BESIDE for item in strangers))
+    else:
+        used = None
+    left = tuple(item for item in reading.processes or () if item not in strangers)
+    return replace(reading, memory_used=used, processes=left)
 
 
 def _gib(memory: int | None) -> str:
@@ -92,13 +115,15 @@ class Gate:
         self._probe = probe
         self._lock_dir = lock_dir
 
-    def look(self, gpu: Gpu) -> State:
-        """The GPU now. One that cannot be read is not free."""
+    def look(self, gpu: Gpu, foreign: Callable[[GpuProcess], bool] = lambda _: False) -> State:
+        """The GPU now. One that cannot be read is not free. What is `foreign`, and its memory, is kept apart."""
         try:
             reading = self._probe.read(gpu.uuid)
         except MachineError as error:
             return State((f"{name_of(gpu)} cannot be read: {error}",), unreadable=True)
-        return judge(gpu, reading, self._recorded(gpu))
+        strangers = [item for item in reading.processes or () if foreign(item)]
+        state = judge(gpu, _without(reading, strangers), self._recorded(gpu))
+        return replace(state, foreign=tuple(occupant(gpu, item) for item in strangers))
 
     def record(self, gpu: Gpu, idle: int | None) -> None:
         """Keep `idle` as this GPU's reading if there is none of this boot. Only under its lock."""

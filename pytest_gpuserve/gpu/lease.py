@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from filelock import BaseFileLock
 
-    from pytest_gpuserve.model.gpu import Gpu, Probe
+    from pytest_gpuserve.model.gpu import Gpu, GpuProcess, Probe
     from pytest_gpuserve.model.launch import LeaseRequest
 
 __all__ = ["Holder", "Lease", "acquire", "default_lock_dir", "holders", "quarantined"]
@@ -88,6 +88,18 @@ class Lease:
     def busy(self) -> list[str]:
         """What still holds these GPUs, one text each: `pid 4242 (python, alice) 76.1 GiB on GPU 3`."""
         return [text for gpu in self.gpus for text in self._gate.look(gpu).occupants]
+
+    def occupancy(self, foreign: Callable[[GpuProcess], bool]) -> tuple[list[str], list[str]]:
+        """As `busy`, in two lists: what may be our server's, and the processes that `foreign` says are not."""
+        states = [self._gate.look(gpu, foreign) for gpu in self.gpus]
+        return (
+            [text for state in states for text in state.occupants],
+            [text for state in states for text in state.foreign],
+        )
+
+    def identified(self) -> bool:
+        """False if a process on these GPUs is known by a number alone, which may mean another process here."""
+        return not any(self._gate.look(gpu).unidentified for gpu in self.gpus)
 
     def unreadable(self) -> bool:
         """True if these GPUs cannot be called free only because some of them cannot be read."""
@@ -292,8 +304,14 @@ class _Acquisition:
             "lock was had, by somebody who holds no lease:"
         )
         known = [f"{name_of(gpu)} is quarantined: {reasons[gpu.uuid]}" for gpu in lease.gpus if gpu.uuid in reasons]
+        end_it = "End it, or `gpuserve reap` if a dead run left it."
+        if not lease.identified():
+            end_it = (
+                "Who that is cannot be told from here: end nothing by its number in this container, look at "
+                "`nvidia-smi` and `ps` on the host. `gpuserve reap` ends what a dead run left."
+            )
         next_step = (
-            "End it, or `gpuserve reap` if a dead run left it. If so much memory is always in use on this machine, "
+            f"{end_it} If so much memory is always in use on this machine, "
             f"remove the recorded idle readings ({', '.join(str(self._gate.path(gpu)) for gpu in lease.gpus)})"
         )
         return "\n  ".join((head, *against, *known, next_step))

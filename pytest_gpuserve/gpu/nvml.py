@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve.errors import MachineError, UsageError
+from pytest_gpuserve.gpu import process
 from pytest_gpuserve.gpu.admission import believable_idle
 from pytest_gpuserve.model.arch import arch_of_capability
 from pytest_gpuserve.model.gpu import Gpu, GpuProcess, Reading
@@ -232,7 +233,10 @@ class NvmlProbe:
         listed = self._figure(call, handle)
         if listed is None:
             return None
-        return tuple(GpuProcess(pid=int(entry.pid), memory=entry.usedGpuMemory) for entry in listed)
+        return tuple(
+            GpuProcess(pid=int(entry.pid), memory=entry.usedGpuMemory, start=process.gpu_user(int(entry.pid)))
+            for entry in listed
+        )
 
     def _reasons(self, mask: int | None) -> tuple[str, ...]:
         """The active reasons by NVML's names, without their prefix: `SwPowerCap`, `HwThermalSlowdown`."""

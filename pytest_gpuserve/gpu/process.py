@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from pathlib import Path
 
-__all__ = ["describe", "is_alive", "marked", "pid_namespace", "start_of", "user_name"]
+__all__ = ["describe", "gpu_user", "is_alive", "marked", "pid_namespace", "start_of", "user_name"]
 
 _PROC = Path("/proc")
+# The kernel's fixed inode number of the first PID namespace (PROC_PID_INIT_INO), in which every pid is valid.
+_FIRST_NAMESPACE = "pid:[4026531836]"
+_COMPUTE_DEVICE = re.compile(r"/dev/nvidia(?:\d+|-uvm)$")
 
 
 def start_of(pid: int) -> int | None:
@@ -40,8 +44,40 @@ def pid_namespace() -> str:
         return "unknown"
 
 
-def describe(pid: int) -> str:
-    """`pid 4242 (python, alice)`, or that it cannot be seen from here (NVML in a container reports the host's pids)."""
+def gpu_user(pid: int) -> int | None:
+    """The start time of the process that NVML means by `pid`; None unless it is known to be the one that /proc shows.
+
+    NVML in a container, or in a virtual machine that forwards calls to the host's driver, may report the host's pids:
+    there pid 1 is not the init that is seen here. A process that computes on a GPU has its device file open. Where
+    that may not be looked at (another user's process), the pid is believed only in the machine's first PID namespace.
+    """
+    start = start_of(pid)
+    if start is None:
+        return None
+    try:
+        files = list((_PROC / str(pid) / "fd").iterdir())
+    except PermissionError:
+        return start if pid_namespace() == _FIRST_NAMESPACE else None
+    except OSError:  # it is gone
+        return None
+    return start if any(_COMPUTE_DEVICE.match(_target(file)) for file in files) else None
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def describe(pid: int, *, identified: bool = True) -> str:
+    """`pid 4242 (python, alice)`, or that it cannot be seen from here (NVML in a container reports the host's pids).
+
+    A pid that is not `identified` gets no name: the process of that number here may be another one.
+    """
+    if not identified:
+        known = "not identified: it may be of another PID namespace" if is_alive(pid) else "not visible from here"
+        return f"pid {pid} ({known})"
     folder = _PROC / str(pid)
     try:
         command = (folder / "comm").read_text(errors="replace").strip()

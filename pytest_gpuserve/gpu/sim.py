@@ -222,7 +222,8 @@ class SimProbe:
             entry = read_json(path)  # None: taken back meanwhile
             if entry and (owner := _counts(path, entry)) is not None:
                 used += int(entry["memory"])
-                processes += [GpuProcess(pid=owner, memory=int(entry["memory"]))] if owner else []
+                listed = GpuProcess(pid=owner, memory=int(entry["memory"]), start=entry.get("start"))
+                processes += [listed] if owner else []
         busy = int((read_json(mine / "utilization.json") or {}).get("percent", 0))
         return Reading(
             uuid=uuid,

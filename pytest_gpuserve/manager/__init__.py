@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpuserve import verdict
 from pytest_gpuserve.manager.asking import Preflights
-from pytest_gpuserve.manager.control import Control, extended, infra, named
+from pytest_gpuserve.manager.control import Control, extended, infra, named, passing
 from pytest_gpuserve.manager.live import Live
 from pytest_gpuserve.manager.measuring import Measuring
 from pytest_gpuserve.manager.run import Run
@@ -165,11 +165,8 @@ class Manager:
         failure = self._lease(state, state.cell.gpus)
         if failure is None:
             started = self._live.launch(state.cell, state.record, folder, state.log_name)
-            if isinstance(started, Failure) and started.kind is Kind.INFRA and started.retryable:
-                # A port was taken between the probe and the bind: once more, on another block.
-                state.record.notes.append(f"started twice: {started.message.splitlines()[0]}")
-                self._stop(state)
-                started = self._live.launch(state.cell, state.record, folder, state.log_name)
+            if isinstance(started, Failure) and passing(started):
+                started = self._once_more(state, started, folder)
             if not isinstance(started, Failure):
                 state.handle = started
                 return Gate()
@@ -179,12 +176,35 @@ class Manager:
             state.failure = failure
         return Gate(failure=failure)
 
+    def _once_more(self, state: CellState, failure: Failure, folder: Path) -> ServerHandle | Failure:
+        """A second start: a port was taken between the probe and the bind, or others used the GPUs.
+
+        Who still uses them is waited for as before every start: by a new lease, within its limits.
+        """
+        first = failure.message.splitlines()[0]
+        self._stop(state)
+        if passing(state.leak):
+            state.leak = None
+            self._release()
+            lost = self._lease(state, state.cell.gpus)
+            if lost is not None:
+                state.record.notes.append(f"not started again, its GPUs did not become free: {first}")
+                return extended(failure, f"It was not started again: {lost.message}")
+        if state.leak is not None:
+            return failure
+        state.record.notes.append(f"started twice: {first}")
+        return self._live.launch(state.cell, state.record, folder, state.log_name)
+
     # -- after a failure -----------------------------------------------------------------------------------------------
 
     def _after(self, state: CellState, failure: Failure) -> Failure:
         """The server is of no use any more: end it, and find out whether the machine is to blame."""
         state.handle = None
         self._stop(state)
+        if state.leak is not None and passing(state.leak):
+            if failure.kind is not Kind.INFRA:
+                return extended(failure, f"The machine is unverified: {state.leak.message}.")
+            state.leak = None  # the failure says it
         if state.leak is not None or not self._control.wanted(state, failure):
             return failure
         if not state.cell.is_baseline:
@@ -222,6 +242,8 @@ class Manager:
         }
         if isinstance(started, Failure):
             self._stop(state)
+            if passing(started):
+                return extended(failure, f"The machine is unverified: {started.message}.")
             return extended(failure, f"On {second} too ({started.kind} in {started.phase}): not one sick GPU.")
         state.handle = started
         text = f"{failure.kind} in {failure.phase} on {named(first)}, while the same baseline serves on {second}"

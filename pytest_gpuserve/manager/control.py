@@ -1,7 +1,7 @@
 """The control run: was it the flags, or was it the machine?
 
-The field's rule is to retreat to the known-good baseline before blaming a flag. So after an unexpected hang or crash
-the model's baseline is started once on the very same GPUs, before the failure is reported.
+The field's rule is to retreat to the known-good baseline before blaming a flag. So after an unexpected hang, crash or
+oom the model's baseline is started once on the very same GPUs, before the failure is reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.model.cell import Cell
     from pytest_gpuserve.model.gpu import Gpu
 
-__all__ = ["Control", "extended", "infra", "named"]
+__all__ = ["Control", "extended", "infra", "named", "passing"]
 
 
 def named(gpus: Iterable[Gpu]) -> str:
@@ -44,6 +44,11 @@ def infra(failure: Failure, message: str) -> Failure:
     return dataclasses.replace(failure, kind=Kind.INFRA, message=f"{message}\nWhat it looked like: {failure.message}")
 
 
+def passing(failure: Failure | None) -> bool:
+    """True for what may be gone at the next try: others used the GPUs, or took the port."""
+    return failure is not None and failure.kind is Kind.INFRA and failure.retryable
+
+
 class Control:
     """Runs the baseline after a failure, once per failure and set of GPUs."""
 
@@ -53,7 +58,7 @@ class Control:
         self._seen: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
 
     def wanted(self, state: CellState, failure: Failure) -> bool:
-        """True for an unexpected hang or crash, unless `--gpu-no-control`."""
+        """True for an unexpected hang, crash or oom, unless `--gpu-no-control`."""
         return not self._plan.settings.no_control and verdict.needs_control(failure, state.entries)
 
     def judge(self, state: CellState, failure: Failure, live: Live, folder: Path) -> Failure:
@@ -73,6 +78,11 @@ class Control:
                 f"({result['seconds']:.0f} s).",
             )
         control = Failure.from_json(result["failure"])
+        if passing(control):
+            del self._seen[key]
+            return infra(
+                failure, f"not judged: the control run of {baseline.id} was disturbed itself: {control.message}"
+            )
         if result["outcome"] == str(Outcome.XFAILED):
             return extended(failure, f"The machine is unverified: {baseline.id} is itself known to fail.")
         self._run.quarantine(live.uuids, f"{baseline.id} failed there: {control.kind} in {control.phase}")
@@ -95,7 +105,8 @@ class Control:
             "failure": None,
             "teardown": teardown,
         }
-        failure = started if isinstance(started, Failure) else leak
+        # Others on the GPUs after it do not unsay that it started and answered.
+        failure = started if isinstance(started, Failure) else None if passing(leak) else leak
         if failure is not None:
             entries = self._plan.entries.get(baseline.id, ())
             result["outcome"] = str(verdict.of_failure(failure, entries).outcome)

@@ -48,6 +48,7 @@ class Live:
         self.cell = ""
         self._spawned: Event = {}
         self._failure: Failure | None = None
+        self._record: CellRecord | None = None
 
     @property
     def uuids(self) -> frozenset[str]:
@@ -88,6 +89,7 @@ class Live:
         """Start a server of `cell` on the leased GPUs and wait until it has answered a request, or has failed."""
         assert self._supervisor is not None
         self.cell = cell.id
+        self._record = record
         record.server_starts += 1
         try:
             spec = spec_of(
@@ -173,6 +175,8 @@ class Live:
             self._spawned = event
         elif event["event"] == "phase":
             self.phase = event["phase"]
+        elif event["event"] == "stranger" and self._record is not None:
+            self._record.notes.append(f"not alone on its GPUs: {event['text']}")
         self._show(self.cell, event)
 
 

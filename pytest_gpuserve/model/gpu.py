@@ -38,10 +38,16 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A compute process NVML reports on a GPU. `memory` in bytes or None."""
+    """A compute process NVML reports on a GPU. `memory` in bytes or None.
+
+    `start` is the start time (`gpu.process.start_of`) of the process of this PID namespace that `pid` is known to mean.
+    None: nothing of that kind is known. In a container NVML may report the host's pids, and then the same number names
+    another process here.
+    """
 
     pid: int
     memory: int | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,15 @@ the supervisor began, monotonic).
 | `phase` | `phase`, `line` |
 | `tick` | `phase`, `seconds` (in this phase), `quiet` (without progress), `compiling`; once a second until `ready`, |
 |        | and while the server is being stopped |
+| `stranger` | `text`: a process that is not the server's was seen on the leased GPUs, once for each |
 | `ready` | `url`, `seconds`, `phases`: {phase: seconds}, `info` and `model_info`: what the server reports of itself, |
 |         | `first_answer`: {text, output_ids, seconds} |
 | `failed` | `failure`: Failure.to_json(), `phases`; the server may still run: send `stop` (a hang of |
 |          | a server that was ready kills it at once: the check is blocked in a request and cannot ask for it) |
 | `stopped` | `teardown`: {rungs: [{rung, seconds, alive}], exit, exit_before (null: it lived until `stop`), zombies |
-|           | (reaped), leftovers: [], removed: [], memory_release_seconds (null: not released), log_error}, |
-|           | `failure`: a `leak`, or null |
+|           | (reaped), leftovers: [], removed: [], memory_release_seconds (null: not released), foreign: [] (others' |
+|           | processes on the GPUs), log_error}, `failure`: a `leak`, an `infra` (a GPU cannot be read; or, |
+|           | `retryable`, others use it), or null |
 | `released` | `quarantined`: list of uuids |
 | `error` | `failure`: an `infra` Failure: the lease could not be had, or the supervisor itself failed |
 

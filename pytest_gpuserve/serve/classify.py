@@ -18,10 +18,12 @@ from pytest_gpuserve.model.failure import Failure, Kind
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.serve.causes import Cause, explained, find_causes, first_cause, plain, unstamped
 from pytest_gpuserve.serve.faults import compiler_killed, fault_of_gpu, fault_of_machine, killed_for_memory, memory_of
+from pytest_gpuserve.serve.strangers import disturbed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_gpuserve.serve.strangers import Stranger
     from pytest_gpuserve.serve.watch import Stall
 
 __all__ = ["Ending", "classify"]
@@ -48,6 +50,8 @@ class Ending:
     `sglang::scheduler (pid 4242), signal 9`. `model_path` is what was launched, `draft_path` its draft model or empty.
     `draft`: the weights that were being loaded are a draft model's. `blind` is the flag that keeps the phases out of
     the log, empty if they are told.
+    `strangers` are processes that are not the server's and used its GPUs; `unchecked` says why such could not be seen,
+    if so.
     """
 
     phase: Phase
@@ -63,6 +67,8 @@ class Ending:
     draft_path: str = ""
     draft: bool = False
     blind: str = ""
+    strangers: tuple[Stranger, ...] = ()
+    unchecked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +125,15 @@ class _Case:
 
 
 def classify(ending: Ending) -> Failure:
-    """What went wrong. A port that is taken makes the failure `retryable`."""
+    """What went wrong. A port that was taken, and a GPU that others used, make the failure `retryable`."""
     causes = find_causes(ending.lines)
     cause = first_cause(causes, alive_at=_last_progress(ending.lines))
     cause = explained(cause, causes, ending.lines) if cause else None
     said = "\n".join((cause.sentence, *cause.block) if cause else map(plain, ending.lines[-20:]))
     case = _Case(ending, causes, cause, said)
-    for rule in (_port, _stalled, _arguments, _infra, _memory, _watchdog, _collective):
-        failure = rule(case)
-        if failure:
-            return failure
-    return _crash(case)
+    rules = (_port, _stalled, _arguments, _infra, _memory, _watchdog, _collective)
+    failure = next((failure for rule in rules if (failure := rule(case))), None) or _crash(case)
+    return disturbed(failure, ending.strangers, ending.unchecked, said if cause else "")
 
 
 def _last_progress(lines: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpuserve.gpu import process
 from pytest_gpuserve.model.phase import Phase
 from pytest_gpuserve.serve.conclude import Facts, conclusion
 from pytest_gpuserve.serve.kernel import messages
@@ -49,14 +50,15 @@ _KEY = re.compile(r"(--(?:admin-)?api-key[ =])\S+")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`files` are the names written in the folder, `sentence` is the conclusion (empty if the server just ended), and
-    `kernel` are kernel messages since the start.
+    """`files` are the names written in the folder, `sentence` is the conclusion (empty if the server just ended),
+    `kernel` are kernel messages since the start, and `readings` what the GPUs showed.
     """
 
     files: tuple[str, ...]
     facts: Facts
     sentence: str
     kernel: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ def gather(
         "listening": [f"{one.host}:{one.port} (pid {one.pid})" for one in found.sockets if one.state == "listen"],
     }
     gatherer.write("evidence.json", json.dumps(summary, indent=1, default=str))
-    return Evidence(tuple(sorted(found.files)), facts, sentence, tuple(found.kernel))
+    return Evidence(tuple(sorted(found.files)), facts, sentence, tuple(found.kernel), tuple(found.readings))
 
 
 class _Gatherer:
@@ -295,7 +297,10 @@ def _told(reading: Reading) -> str:
     ]
     if reading.processes is None:
         rows.append("processes      not listed by this driver or in this container")
-    rows += [f"pid {one.pid:<10} {of(one.memory, 'GiB', 2**30)}" for one in reading.processes or ()]
+    rows += [
+        f"{of(one.memory, 'GiB', 2**30):<14} {process.describe(one.pid, identified=one.start is not None)}"
+        for one in reading.processes or ()
+    ]
     return "\n".join([reading.uuid, *(f"  {row}" for row in rows)])
 
 

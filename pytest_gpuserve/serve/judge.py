@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_gpuserve.serve.deaths import Deaths
     from pytest_gpuserve.serve.loop import Loop
     from pytest_gpuserve.serve.procs import Proc
+    from pytest_gpuserve.serve.strangers import Strangers
     from pytest_gpuserve.serve.watch import Stall
 
 __all__ = ["AFTER_DEATH", "AFTER_DEATH_SERVING", "AFTER_EXIT", "AFTER_FATAL", "Circumstances", "Judge", "judge"]
@@ -35,7 +37,8 @@ AFTER_DEATH_SERVING = 1.0
 class Circumstances:
     """What the supervisor knows at the verdict. `began` in seconds since the epoch, `oom_kills` the
     count at that time; `health` is the last word of the
-    readiness endpoint; `tree` looks at the processes now; `draft`: a draft model's weights are being loaded.
+    readiness endpoint; `tree` looks at the processes now; `draft`: a draft model's weights are being loaded;
+    `strangers` were seen on the GPUs since the launch.
     """
 
     spec: LaunchSpec
@@ -50,6 +53,7 @@ class Circumstances:
     log: Path
     began: float
     oom_kills: int
+    strangers: Strangers
     draft: bool = False
 
 
@@ -114,6 +118,9 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
             draft=facts.draft,
             blind=facts.spec.blind,
         )
+        # Looked at once more before anything of ours is ended: the watch's last reading may be half a second old.
+        seconds = time.time() - facts.began
+        facts.strangers.see(evidence.readings, seconds, facts.phase)
         return classify(
             Ending(
                 phase=facts.phase,
@@ -129,6 +136,8 @@ def judge(facts: Circumstances, probe: Probe) -> Failure:
                 draft_path=facts.spec.draft_path,
                 draft=facts.draft,
                 blind=facts.spec.blind,
+                strangers=facts.strangers.found(seconds, facts.phase),
+                unchecked=facts.strangers.unchecked(),
             )
         )
     except Exception as error:  # noqa: BLE001 (a verdict must come whatever happens; this one blames us)

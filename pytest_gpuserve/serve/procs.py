@@ -217,6 +217,12 @@ class Family:
                 self._foreign.add(pid)
         return found
 
+    def started(self, pid: int) -> int | None:
+        """The start time of a process that is or was one of these; None if `pid` is a stranger's, or nobody's."""
+        if pid not in self.seen and (stat := read_stat(pid)) is not None and self._is_ours(stat):
+            self.seen[pid] = stat.started
+        return self.seen.get(pid)
+
     def _is_ours(self, stat: Stat) -> bool:
         if self.seen.get(stat.pid) == stat.started:
             return True

@@ -29,6 +29,7 @@ from pytest_gpuserve.serve.readiness import Readiness, excerpt
 from pytest_gpuserve.serve.readings import GpuReadings
 from pytest_gpuserve.serve.reap import end_by_force
 from pytest_gpuserve.serve.serving import LoadMeter
+from pytest_gpuserve.serve.strangers import Stranger, Strangers
 from pytest_gpuserve.serve.tail import CappedFile, LogPump
 from pytest_gpuserve.serve.watch import Look, Status, Watch
 
@@ -54,7 +55,8 @@ class Server:
     """A started server. `emit(event, **fields)` sends one event of `model.launch` to the worker.
 
     Public state for the teardown: `pid` (main's, and its session's), `family`, `deaths`, `ready`, `failed`, `phase`,
-    `status` (the newest look), `port`, `api_key`, `shm`, `tmpdir`. It sets `stopping`, and `dispose`s in the end.
+    `status` (the newest look), `port`, `api_key`, `shm`, `tmpdir`, `strangers`. It sets `stopping`, and
+    `dispose`s in the end.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Server:
         self._oom_kills = oom_kills()
         self._judge = Judge(loop, probe, self._facts, lambda: self.deaths.ended_at, self._fail)
         self._readings = GpuReadings(loop, probe, lease.gpus)
+        self.strangers = Strangers(lease.gpus, self.family.started, self._announce)
         self._noted: frozenset[int] = frozenset()
         self._timers: list[Timer] = []
         with ExitStack() as undo:
@@ -223,6 +226,8 @@ class Server:
         tree = self._tree()
         self.deaths.follow(tree)
         self._readings.refresh()
+        if not self.stopping:
+            self.strangers.see(self._readings.latest.values(), now - self._began, self.phase)
         pids = frozenset(proc.pid for proc in tree)
         if pids != self._noted:
             self._noted = pids
@@ -240,6 +245,10 @@ class Server:
         self._looks.period = _LOOK_CLOSE if 0 < left < _LOOK else _LOOK
         if self.status.stall and not self.stopping:
             self._judge.condemn(0.0)
+
+    def _announce(self, stranger: Stranger) -> None:
+        """From whichever thread saw it."""
+        self.loop.soon(lambda text: self._emit("stranger", text=text), str(stranger))
 
     def _tree(self) -> list[procs.Proc]:
         return [procs.in_detail(stat) for stat in self.family.members()]
@@ -317,6 +326,7 @@ class Server:
             began=time.time() - (monotonic() - self._began),
             oom_kills=self._oom_kills,
             draft=self._tracker.draft,
+            strangers=self.strangers,
         )
 
     def _fail(self, failure: Failure) -> None:

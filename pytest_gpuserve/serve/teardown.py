@@ -51,6 +51,7 @@ class _Ending:
     rungs: list[dict[str, Any]] = field(default_factory=list)
     reaped: int = 0
     busy: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
     def alive(self, *, thorough: bool = False) -> list[procs.Stat]:
         """Our processes that still run; zombies of ours are reaped on the way, main excepted."""
@@ -90,7 +91,7 @@ def tear_down(server: Server, *, abandoned: Callable[[], bool], release_timeout:
 
     Returns the fields of the `stopped` event and `quarantined`, a list of UUIDs. The failure is a `leak` if a process
     or GPU memory outlived everything, `infra` if that cannot be told because GPUs cannot be read; then the GPUs
-    concerned are quarantined.
+    concerned are quarantined. It is a `retryable` `infra`, and nothing is quarantined, if only others use the GPUs.
     """
     ending = _Ending(server, abandoned, release_timeout)
     exit_before = server.exit
@@ -122,6 +123,7 @@ def tear_down(server: Server, *, abandoned: Callable[[], bool], release_timeout:
             "leftovers": left + [procs.describe(stat) for stat in survivors],
             "removed": removed,
             "memory_release_seconds": None if ending.busy else released,
+            "foreign": ending.foreign,
             "log_error": log_error,
         },
         "failure": failure,
@@ -130,11 +132,17 @@ def tear_down(server: Server, *, abandoned: Callable[[], bool], release_timeout:
 
 
 def _await_memory(ending: _Ending) -> None:
-    """Killing only queues the driver's teardown: a pid may stay charged long after it is gone (sglang#39545)."""
+    """Killing only queues the driver's teardown: a pid may stay charged long after it is gone (sglang#39545).
+
+    Other people's processes are not waited for here: the next lease does that.
+    """
     deadline = monotonic() + ending.release_timeout
-    while (busy := ending.server.lease.busy()) and monotonic() < deadline:
-        ending.server.loop.wait(lambda: False, _MEMORY_POLL)
-    ending.busy = busy
+    server = ending.server
+    while True:
+        ending.busy, ending.foreign = server.lease.occupancy(server.strangers.is_foreign)
+        if not ending.busy or monotonic() >= deadline:
+            return
+        server.loop.wait(lambda: False, _MEMORY_POLL)
 
 
 def _abort(ending: _Ending) -> None:
@@ -205,10 +213,10 @@ _LADDER: tuple[tuple[str, Callable[[_Ending], bool], Callable[[_Ending], object]
 
 def _leak(ending: _Ending, survivors: list[procs.Stat]) -> tuple[dict[str, Any] | None, list[str]]:
     """The `leak` or `infra`, if there is one, and the GPUs that were quarantined for it: those not known to be free."""
-    if not survivors and not ending.busy:
-        return None, []
     lease = ending.server.lease
     cell = ending.server.spec.cell
+    if not survivors and not ending.busy:
+        return (_not_ours(cell, ending.foreign) if ending.foreign else None), []
     held = [gpu for gpu in lease.gpus if any(_names(text, name_of(gpu)) for text in ending.busy)]
     guilty = (held or list(lease.gpus)) if ending.busy else []
     unknown = not survivors and lease.unreadable()
@@ -233,6 +241,16 @@ def _leak(ending: _Ending, survivors: list[procs.Stat]) -> tuple[dict[str, Any] 
         "The GPUs named are quarantined until they are free; `gpuserve status` shows them, `nvidia-smi` who uses them"
     )
     return Failure.of(Kind.LEAK, Phase.STOPPED, text, line=parts[0]).to_json(), [gpu.uuid for gpu in guilty]
+
+
+def _not_ours(cell: str, foreign: list[str]) -> dict[str, Any]:
+    """Others use the GPUs, and nothing of the server is left: its measurements may be wrong, but it has not leaked."""
+    text = (
+        f"a process that is not of the server of {cell} uses its GPUs: {'; '.join(foreign)}. The server itself left "
+        "nothing behind. The GPUs are used again once they are free"
+    )
+    line = "a process that is not the server's used its GPU"
+    return Failure.of(Kind.INFRA, Phase.STOPPED, text, line=line, retryable=True).to_json()
 
 
 def _names(text: str, gpu: str) -> bool:

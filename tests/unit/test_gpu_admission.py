@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpuserve.errors import MachineError
-from pytest_gpuserve.gpu import notes, sim
+from pytest_gpuserve.gpu import notes, process, sim
 from pytest_gpuserve.gpu.admission import GIB, Gate, believable_idle, judge, remains
 from pytest_gpuserve.gpu.notes import Note, write_json
 from pytest_gpuserve.model.gpu import Gpu, GpuProcess, Reading
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 H200 = Gpu(index=3, uuid="GPU-x", name="NVIDIA H200", arch="sm90", memory_total=141 * GIB)
 GB10 = Gpu(index=0, uuid="GPU-y", name="NVIDIA GB10", arch="sm121", memory_total=None)
 MIB = 1 << 20
-ME = GpuProcess(pid=os.getpid(), memory=76 * GIB)
+ME = GpuProcess(pid=os.getpid(), memory=76 * GIB, start=process.start_of(os.getpid()))
 
 
 def reading(memory: int | None, processes: tuple[GpuProcess, ...] | None = ()) -> Reading:
@@ -63,6 +63,32 @@ def test_process_is_named_with_memory_and_gpu() -> None:
     assert re.fullmatch(rf"pid {os.getpid()} \(.+, \w+\) 76.0 GiB on GPU 3", text)
     (text,) = judge(GB10, reading(None, (GpuProcess(pid=4_000_000_000),)), None).occupants
     assert text == "pid 4000000000 (not visible from here) on GPU 0"
+
+
+def test_a_pid_that_may_be_of_another_namespace_gets_no_name() -> None:
+    """NVML in a container may list the host's pids: here pid 1 is another process."""
+    state = judge(H200, reading(77 * GIB, (GpuProcess(pid=1, memory=75 * GIB),)), 615 * MIB)
+    assert state.occupants == ("pid 1 (not identified: it may be of another PID namespace) 75.0 GiB on GPU 3",)
+    assert state.unidentified
+
+
+def test_nothing_is_called_the_gpus_user_that_has_no_gpu_open() -> None:
+    """Its number is all that NVML and this process have in common."""
+    assert process.gpu_user(os.getpid()) is None
+    assert process.gpu_user(4_000_000_000) is None
+
+
+def test_a_strangers_memory_is_kept_apart_from_what_is_left(tmp_path: Path) -> None:
+    probe = sim.create(tmp_path / "sim", "1xsm90")
+    (gpu,) = probe.gpus()
+    gate = Gate(probe, tmp_path)
+    sim.charge(tmp_path / "sim", gpu.uuid, os.getpid(), 76 * GIB)
+    state = gate.look(gpu, lambda item: item.pid == os.getpid())
+    assert state.occupants == ()
+    assert len(state.foreign) == 1
+    sim.hold(tmp_path / "sim", gpu.uuid, 20 * GIB, None)
+    (left,) = gate.look(gpu, lambda item: item.pid == os.getpid()).occupants
+    assert "no process has it" in left
 
 
 def test_process_alone_is_enough_on_an_otherwise_idle_gpu() -> None:

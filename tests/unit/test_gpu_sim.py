@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpuserve.errors import MachineError, UsageError
-from pytest_gpuserve.gpu import open_probe, sim
+from pytest_gpuserve.gpu import open_probe, process, sim
 from pytest_gpuserve.gpu.sim import SimProbe, charge, create, hold, mark_foreign, parse_machine
 from pytest_gpuserve.model.gpu import GpuProcess
 
@@ -107,8 +107,8 @@ def test_memory_is_its_process_s_and_goes_with_it(tmp_path: Path, child: subproc
     assert used(probe) == 41 * GIB
     assert used(probe, 1) == 0
     assert set(probe.read(uuid).processes or ()) == {
-        GpuProcess(pid=child.pid, memory=40 * GIB),
-        GpuProcess(pid=os.getpid(), memory=GIB),
+        GpuProcess(pid=child.pid, memory=40 * GIB, start=process.start_of(child.pid)),
+        GpuProcess(pid=os.getpid(), memory=GIB, start=process.start_of(os.getpid())),
     }
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie has given its memory back too

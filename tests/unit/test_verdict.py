@@ -160,6 +160,6 @@ def test_which_baselines_block_their_deltas(outcome, kind, control, blocking) ->
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_control_run_is_for_unexpected_hangs_and_crashes(kind: Kind) -> None:
-    assert verdict.needs_control(failure(kind), []) is (kind in (Kind.HANG, Kind.CRASH))
+def test_a_control_run_is_for_unexpected_hangs_crashes_and_ooms(kind: Kind) -> None:
+    assert verdict.needs_control(failure(kind), []) is (kind in (Kind.HANG, Kind.CRASH, Kind.OOM))
     assert not verdict.needs_control(failure(kind), [entry(kind)])
