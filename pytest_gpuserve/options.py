@@ -185,7 +185,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "no-control",
-        "Do not re-run the baseline inside the same lease after an unexpected hang or crash",
+        "Do not re-run the baseline inside the same lease after an unexpected hang, crash or oom",
         kind="switch",
     ),
     Option("report", "Where records, logs and reports go, relative to rootdir", _path, "DIR", default=".gpuserve"),

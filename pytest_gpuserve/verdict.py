@@ -151,14 +151,17 @@ def cell_outcome(outcomes: Iterable[Outcome]) -> Outcome:
 def blocks(baseline: CellRecord) -> bool:
     """True if this baseline's result makes its model's deltas `blocked`.
 
-    A baseline that did not serve says nothing about the flags. One that is xfailed, skipped, merely slow, or that
-    failed on a sick GPU and served on others, blocks nothing.
+    A baseline that did not serve says nothing about the flags. One that is xfailed, skipped, merely slow, that failed
+    on a sick GPU and served on others, or whose GPUs others used after its end, blocks nothing.
     """
     if baseline.outcome not in RED:
         return False
     if baseline.control and baseline.control.get("outcome") == str(Outcome.PASSED):
         return False
-    return baseline.failure is None or baseline.failure.kind in _NOT_SERVING
+    failure = baseline.failure
+    if failure is not None and failure.kind is Kind.INFRA and failure.phase is Phase.STOPPED:
+        return False
+    return failure is None or failure.kind in _NOT_SERVING
 
 
 def needs_control(failure: Failure, entries: Sequence[KnownBad]) -> bool:

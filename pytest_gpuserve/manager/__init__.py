@@ -205,8 +205,10 @@ class Manager:
             if failure.kind is not Kind.INFRA:
                 return extended(failure, f"The machine is unverified: {state.leak.message}.")
             state.leak = None  # the failure says it
-        if state.leak is not None or not self._control.wanted(state, failure):
+        if not self._control.wanted(state, failure):
             return failure
+        if state.leak is not None:
+            return extended(failure, "The machine is unverified: its GPUs did not become free for a control run.")
         if not state.cell.is_baseline:
             return self._control.judge(state, failure, self._live, self._run.cell(state.cell.id))
         return self._elsewhere(state, failure)

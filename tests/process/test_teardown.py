@@ -101,11 +101,41 @@ def test_gpu_memory_that_never_comes_back_is_a_leak(bench: Bench) -> None:
 
 def test_a_foreign_process_on_the_gpu_is_named_and_never_signalled(bench: Bench) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        supervisor = bench.serving(release_timeout=600.0)
+        sim.charge(bench.machine, bench.uuids[0], stranger.pid, 12 * GIB)
+        stopped = supervisor.stop()  # it is not waited for
+        assert (stopped["failure"]["kind"], stopped["failure"]["retryable"]) == ("infra", True)
+        assert str(stranger.pid) in stopped["failure"]["message"]
+        assert stopped["teardown"]["memory_release_seconds"] is not None
+        assert any(f"pid {stranger.pid} (" in text for text in stopped["teardown"]["foreign"])
+        assert supervisor.release()["quarantined"] == []
+        assert quarantined(bench.locks) == {}
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_what_the_server_leaves_beside_a_stranger_is_still_its_leak(bench: Bench) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
         supervisor = bench.serving(release_timeout=0.5)
         sim.charge(bench.machine, bench.uuids[0], stranger.pid, 12 * GIB)
+        sim.hold(bench.machine, bench.uuids[0], 40 * GIB, None)
         stopped = supervisor.stop()
-        assert str(stranger.pid) in stopped["failure"]["message"]
-        assert stranger.poll() is None
+        assert stopped["failure"]["kind"] == "leak"
+        assert f"pid {stranger.pid} " not in stopped["failure"]["message"]
+        assert supervisor.release()["quarantined"] == [bench.uuids[0]]
+        stranger.kill()
+
+
+def test_a_hang_beside_a_stranger_is_not_the_cells(bench: Bench) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        supervisor = bench.serving(limits={"serving": QUICK})
+        sim.charge(bench.machine, bench.uuids[0], stranger.pid, 12 * GIB)
+        assert eventually(lambda: supervisor.verdict(0.1) or any(one["event"] == "stranger" for one in bench.events))
+        supervisor.watch(True, certain=True)
+        failure = supervisor.verdict(30.0)["failure"]
+        assert (failure["kind"], failure["phase"]) == ("infra", "serving")
+        assert f"pid {stranger.pid} (" in failure["message"]
+        sim.charge(bench.machine, bench.uuids[0], stranger.pid, 0)
         stranger.kill()
 
 
